@@ -140,7 +140,7 @@ class Move(Statement):
 
     @property
     def why(self) -> str:
-        """The cause of the step, who needs it, and the next best way."""
+        """The cause of the step, who needs it, and the cheapest alternative."""
         return "; ".join(self.words())
 
     @property

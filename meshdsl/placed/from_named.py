@@ -372,7 +372,8 @@ class Placer:
         loaded = self._enter(op.out, stored.placement, len(self.state.blocks) - 1)
         self._emit(Apply.of(op, (stored,), (loaded,)))
         used, self.causes[op.out] = self.causes[op.out], self.causes[op.ins[0]]
-        ask = why.Ask("storage", "the computation uses it so", op.span, phase=op.phase)
+        who = "the computation uses it as the other rules say"
+        ask = why.Ask("storage", who, op.span, phase=op.phase)
         self._settle(op.out, want, ask)
         self.causes[op.out] = used
 
@@ -512,7 +513,7 @@ class Placer:
         self, value: Value, op: named.NamedOp, instead: Callable[[], Other | None]
     ) -> why.Ask:
         if value in self.returned:
-            who = f"`{value.label}` is returned"
+            who = f"`{value.label}` is an output"
             return why.Ask("output", who, op.span, instead, op.phase)
         kind = {"immediate": "policy", "optimal": self._planned}.get(self.decider.policy, "rule")
         return why.Ask(kind, "", op.span, instead, op.phase)
@@ -760,7 +761,7 @@ class Placer:
             want = self.state.settled[value].placement.reduced
         else:
             self._asked(value)
-        ask = why.Ask("output", f"`{output.name}` is returned", output.span)
+        ask = why.Ask("output", f"`{output.name}` is an output", output.span)
         return self._version(value, want, ask)
 
     def _update(self, update: named.Update, old: PlacedTensor) -> tuple[PlacedTensor, PlacedTensor]:

@@ -52,13 +52,13 @@ def _runner_up(ask: Ask) -> str:
     other = ask.instead()
     if other is None or not other.cost:
         return ""
-    which = "the next best way of those looked at" if other.of_some else "the next best way"
+    which = "the cheapest alternative tried" if other.of_some else "the cheapest alternative"
     return f"{which} sends {other.cost:,} B per device"
 
 
 CARRIED = ("the loop carries it as a partial sum",)
-STAGED = ("each stage has its own part of it",)
-KEPT = ("it is kept in parts, as what is added to it",)
+STAGED = ("each stage has a partial sum of it",)
+KEPT = ("it is stored as partial sums, like the value added to it",)
 ANNOTATED = ("the `sbp` block says so",)
 
 
@@ -81,13 +81,13 @@ def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> tuple[
     """The clauses that say why a reshard is there, its cause first."""
     kinds = {step.kind for step in route.steps}
     if kinds & {"all_reduce", "reduce_scatter"}:
-        text = ", and ".join(facts.partial) or "each device holds a part"
+        text = ", and ".join(facts.partial) or "each device holds a partial sum"
         tail = _reduced_for(ask)
     elif "halo" in kinds or "window" in kinds:
         text = f"{ask.who} reads beyond each block of {_windowed(route)}"
         tail = _split_by(route, facts)
     elif ask.kind == "storage":
-        text, tail = _stored_by(value, facts), f"{_plain(ask)} by the other rules"
+        text, tail = _stored_by(value, facts), _plain(ask)
     else:
         text, tail = _split_by(route, facts), _moved_for(ask, route)
     return tuple(clause for clause in (text, tail, _runner_up(ask)) if clause) or ("",)
@@ -106,13 +106,13 @@ def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, ...]:
 
 def _reduced_for(ask: Ask) -> str:
     return {
-        "operand": f"{ask.who} needs the whole value, not parts of it",
-        "policy": "it is reduced at once",
-        "plan": "reducing it here sends the fewest bytes in all",
-        "timed": "reducing it here takes the least time in all",
+        "operand": f"{ask.who} needs the complete sum",
+        "policy": "`immediate` reduction completes each sum at once",
+        "plan": "reducing it here sends the fewest bytes overall",
+        "timed": "reducing it here takes the least time overall",
         "rule": "the layout splits the result over the same axis",
         "carry": f"{_plain(ask)} reduced",
-        "output": f"{ask.who}, and no output is left partial",
+        "output": f"{ask.who}, so its partial sums are added",
         "update": f"{ask.who}",
     }.get(ask.kind, ask.who)
 
@@ -120,14 +120,15 @@ def _reduced_for(ask: Ask) -> str:
 def _moved_for(ask: Ask, route: Route) -> str:
     dims = " and ".join(f"`{d}`" for d in _moved(route))
     gathered = {step.kind for step in route.steps if step.moves} == {"all_gather"}
+    wanted = "all" if gathered else "another split"
     return {
-        "operand": f"{ask.who} needs {dims} {'whole' if gathered else 'split otherwise'}",
-        "rule": "the layout wants the result otherwise",
-        "policy": "the layout wants the result otherwise",
+        "operand": f"{ask.who} needs {wanted} of {dims}",
+        "rule": "the layout splits the result differently",
+        "policy": "the layout splits the result differently",
         "carry": f"{_plain(ask)} as its rules say",
-        "plan": "holding it so sends the fewest bytes in all",
-        "timed": "holding it so takes the least time in all",
-        "output": "the layout wants the result otherwise",
+        "plan": "this placement sends the fewest bytes overall",
+        "timed": "this placement takes the least time overall",
+        "output": "the layout splits the result differently",
         "update": f"{ask.who}",
     }.get(ask.kind, ask.who)
 
@@ -160,12 +161,13 @@ def _rule(cause: SplitCause) -> str:
 def _stored_by(value: Value, facts: TensorCauses) -> str:
     """The storage rules of a parameter, as a clause."""
     rules = [c for _, c in sorted(facts.causes.items()) if c.selector == ("params",)]
-    how = f"split by {' and '.join(map(_rule, rules))}" if rules else "otherwise"
+    how = f"split by {' and '.join(map(_rule, rules))}" if rules else "differently"
     return f"`{value.label}` is stored {how}"
 
 
 def _split_by(route: Route, facts: TensorCauses) -> str:
     """The rules that split the dims that move."""
     ruled = [f"{_rule(c)} splits `{d}`" for d in _moved(route) if (c := facts.causes.get(d))]
-    by_operators = [f"its operator splits `{d}`" for d in _moved(route) if d not in facts.causes]
+    unruled = (d for d in _moved(route) if d not in facts.causes)
+    by_operators = [f"the operator that makes it splits `{d}`" for d in unruled]
     return " and ".join(ruled + by_operators)

@@ -500,10 +500,10 @@ def _tensor_text(tensor: schema.TensorFacts, column: schema.ColumnFacts) -> doc.
 
 
 def _route_text(route: schema.RouteFacts) -> doc.Text:
-    """`slice over rows, all_gather over cols: 64 KiB`; in a loop `768 KiB × 4 trips`."""
+    """`slice over rows, all_gather over cols: 64 KiB`; in a loop `768 KiB × 4 iterations`."""
     steps = ", ".join(f"{s['kind']} over {'+'.join(s['axes'])}" for s in route["steps"])
     count = route["count"]
-    times = f" × {count} trips" if count > 1 else ""
+    times = f" × {count} iterations" if count > 1 else ""
     phase = "" if route["phase"] == "forward" else f" [{route['phase']}]"
     way = " → ".join([route["from"], *(s["after"]["named"] for s in route["steps"])])
     amount = f"{doc.human(route['wire_bytes'] // count)}{times}".replace(" ", doc.NO_BREAK)
@@ -540,7 +540,7 @@ def _amounts(columns: Sequence[schema.ColumnFacts]) -> Iterator[tuple[str, list[
     yield "written", [_written(c) if "totals" in c else "-" for c in columns]
     for axis in axes:
         yield f"sent, {axis}", _each(columns, partial(_over, axis))
-    yield "sent in all", _each(columns, lambda c: doc.exact(c["totals"]["wire_bytes"]))
+    yield "sent in total", _each(columns, lambda c: doc.exact(c["totals"]["wire_bytes"]))
     yield "collectives", _each(columns, lambda c: f"{c['totals']['collectives']:,}")
     yield "memory", _each(columns, lambda c: doc.exact(c["memory"]["peak"]))
     if any("time" in c for c in columns):

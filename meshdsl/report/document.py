@@ -218,14 +218,13 @@ def exact(size: int) -> str:
     return f"{size:,} B" if size < 1024 else f"{human(size)} ({size:,} B)"
 
 
-def scaled(flops: int, precise: bool = False) -> str:
-    """FLOPs to three digits: `67.2 MFLOP`, with all digits behind them if `precise`."""
+def scaled(flops: int) -> str:
+    """FLOPs to three digits: `67.2 MFLOP`."""
     value, unit = float(flops), 0
     units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
     while value >= 999.5 and unit < len(units) - 1:
         value, unit = value / 1000, unit + 1
-    tail = f" ({flops:,})" if precise and unit else ""
-    return f"{_digits(value)} {units[unit]}{tail}"
+    return f"{_digits(value)} {units[unit]}"
 
 
 def _digits(value: float) -> str:

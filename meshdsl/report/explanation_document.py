@@ -21,7 +21,6 @@ from meshdsl.report.document import (
     Text,
     counted,
     duration,
-    exact,
     human,
     line,
     mesh_text,
@@ -50,9 +49,9 @@ MOST_REMEDIES = 3
 """The most remedies that are named for one collective, or for the whole program."""
 
 LOOP_WORDS = {
-    "carried": "carried through {trips} trips",
-    "kept": "kept from {trips} trips",
-    "stacked": "stacked over {trips} trips, {held} held through the loop",
+    "carried": "carried through {trips} iterations",
+    "kept": "kept from {trips} iterations",
+    "stacked": "stacked over {trips} iterations, {held} held through the loop",
 }
 """The words for a tensor that a loop carries, stores for the backward pass, or stacks."""
 
@@ -72,7 +71,7 @@ def summary(report: ReportFacts, largest: bool = True) -> Iterator[Block]:
     if report["collectives"] and largest:
         yield line(_largest(report))
     if "bounded" in report:
-        yield line(f"There may be cheaper ways: {report['bounded']} was looked at.")
+        yield line(f"A cheaper plan may exist: {report['bounded']} was searched.")
     if "pipeline" in report:
         yield line(pipeline_sentence(report["pipeline"], predicted="time" in report))
     if "time" in report:
@@ -135,8 +134,8 @@ def compressed(report: ReportFacts) -> Iterator[Block]:
         sent = sent if count else "nothing is sent"
         yield line(
             f"The first {counted(warmup['steps'], 'step')} of a training compress nothing: {sent} "
-            f"in each, and {human(warmup['peak'])} are in memory at the worst moment. "
-            "All else here is of the steps after them."
+            f"in each, and memory peaks at {human(warmup['peak'])}. "
+            "All other figures are for the steps after them."
         )
 
 
@@ -321,7 +320,7 @@ def _rules(tensor: TensorFacts, short: bool = False) -> str:
 
 def _place(rule: RuleFacts, file: str) -> str:
     if "line" not in rule:
-        return "by its operator"
+        return "by the operator that makes it"
     where: str = rule["file"]
     return f"line {rule['line']}" if where == file else where
 
@@ -341,7 +340,7 @@ def collective_note(c: CollectiveFacts, named: bool, indent: int) -> Note:
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
     details += [("why", text) for text in _reasons(c, lambda part: part["why"])]
     details += [("remove it", text) for text in _remedies(c)]
-    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` when compiled)"
+    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` in the compiled program)"
     head = (Piece("=> ", "arrow"), *sending(c, _bucket(c) or whose))
     return Note(head, _labelled(details, indent + 3), indent)
 
@@ -373,7 +372,7 @@ def sending(c: CollectiveFacts, whose: str, brief: bool = False) -> Text:
     phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
     op = f" {c['op']}" if c["op"] else ""
     head = f"{c['kind']}{op} of {whose} over {'+'.join(c['axes'])}{phase}"
-    trips = "" if c["count"] == 1 else f" in {c['count']} trips"
+    trips = "" if c["count"] == 1 else f" in {c['count']} iterations"
     most = "at most " if "balanced_bytes" in c else ""
     amount = f"{most}{human(c['wire_bytes'])}{trips}" if brief else _sent(c)
     return (Piece(head, "sent"), Piece(f": {amount}", "amount"))
@@ -422,11 +421,11 @@ def _sent(c: CollectiveFacts) -> str:
     most = "at most " if "balanced_bytes" in c else ""
     if c["count"] == 1:  # the digits are in the formula
         return f"{most}{human(c['wire_bytes'])} sent per device{meanwhile}"
-    total = f"{most}{exact(c['wire_bytes'])} sent per device{meanwhile}"
-    each, trips = human(c["trip_bytes"]), f"{c['count']} trips"
+    total = f"{most}{human(c['wire_bytes'])} sent per device{meanwhile}"
+    each, trips = human(c["trip_bytes"]), f"{c['count']} iterations"
     if c["trip_bytes"] * c["count"] > c["wire_bytes"]:  # of a device with blocks of several sizes
-        return f"up to {each} a trip, in {trips} {total}"
-    return f"{each} a trip × {trips} = {total}"
+        return f"up to {each} an iteration, in {trips} {total}"
+    return f"{each} an iteration × {trips} = {total}"
 
 
 def _inputs(c: CollectiveFacts) -> str:
@@ -454,7 +453,7 @@ def _totals_of(report: ReportFacts) -> Iterator[Block]:
     flops, devices = report["totals"]["flops_per_device"], report["devices"]
     on_all = "" if devices == 1 else f"; {scaled(flops * devices)} on all {devices:,} devices"
     yield Gap()
-    yield _headed("Computed per device:", f"{scaled(flops, precise=True)}{on_all}")
+    yield _headed("Computed per device:", f"{scaled(flops)}{on_all}")
     yield Gap()
     if "time" in report:
         yield from timed_in_all(report["time"])
@@ -471,7 +470,7 @@ def _totals_of(report: ReportFacts) -> Iterator[Block]:
 def _sent_in_all(report: ReportFacts) -> Iterator[Block]:
     total = report["totals"]
     if total["collectives"]:
-        sent, cluster = exact(total["wire_bytes"]), exact(total["cluster_wire_bytes"])
+        sent, cluster = human(total["wire_bytes"]), human(total["cluster_wire_bytes"])
         times = counted(total["collectives"], "collective")
         text = f"{sent} in {times}; {cluster} by all {report['devices']:,} devices"
     else:
@@ -491,29 +490,26 @@ def _headed(head: str, text: str) -> Item:
     return Item((Piece(f"{head} ", "strong"),), (Piece(text),))
 
 
-def _amounts(
-    rows: list[tuple[str, str, int]], width: int = 0, said: Callable[[int], str] = exact
-) -> Iterator[Item]:
-    """Rows of (what, name, bytes as `said`); `what`, `width` wide, is shown where it changes."""
+def _amounts(rows: list[tuple[str, str, int]], width: int = 0) -> Iterator[Item]:
+    """Rows of (what, name, bytes); `what`, `width` wide, is shown where it changes."""
     names = max((len(name) for _, name, _ in rows), default=0)
     before = ""
     for what, name, value in rows:
         label = what if what != before else ""
         before = what
         head = (Piece(f"  {label:{width}}", "muted"), Piece(f"{name:{names}}  ", "name"))
-        yield Item(head, (Piece(said(value)),))
+        yield Item(head, (Piece(human(value)),))
 
 
-def held(memory: Mapping[str, int], brief: bool = False) -> Iterator[Item]:
-    """The memory of a device at the worst moment, by kind; all digits unless `brief`."""
-    said = human if brief else exact
-    yield _headed("Held per device:", f"{said(memory['peak'])} at the worst moment")
+def held(memory: Mapping[str, int]) -> Iterator[Item]:
+    """The memory of a device at its peak, by kind."""
+    yield _headed("Memory per device:", f"{human(memory['peak'])} at its peak")
     words = {**KINDS, "activations": f"activations, line {memory['peak_line']}"}
     if memory["grads_later"]:
         words["grads"] = f"gradients so far, of {human(memory['grads'])}"
     amounts = at_peak(memory)
     shown = (kind for kind in KINDS if memory[kind] or kind == "activations")
-    yield from _amounts([("", words[kind], amounts[kind]) for kind in shown], said=said)
+    yield from _amounts([("", words[kind], amounts[kind]) for kind in shown])
 
 
 def frozen(report: ReportFacts) -> Iterator[Block]:
@@ -523,7 +519,7 @@ def frozen(report: ReportFacts) -> Iterator[Block]:
     names = report["frozen"]["params"]
     listed = ", ".join(names[:MOST_FROZEN])
     more = f" and {len(names) - MOST_FROZEN} more" if len(names) > MOST_FROZEN else ""
-    size = exact(report["frozen"]["bytes"])
+    size = human(report["frozen"]["bytes"])
     yield _headed("Frozen:", f"{listed}{more}; {size} of parameters without gradient or state")
 
 
@@ -531,12 +527,12 @@ MOST_FROZEN = 8
 """Names of frozen parameters that are shown."""
 
 
-AWAY = {"disk": "On disk per device:", "host": "In the memory of the host, of each GPU:"}
+AWAY = {"disk": "On disk per device:", "host": "In host memory per device:"}
 """What is stored in another memory is headed by this."""
 
 
 def away(report: ReportFacts) -> Iterator[Block]:
-    """What a device has on disk or on the host, and what a step reads and writes there."""
+    """What a device stores on disk or on the host, and what a step reads and writes there."""
     if "disk" in report:
         yield from _offloaded("disk", report["disk"])
     if "host" in report:
@@ -546,16 +542,16 @@ def away(report: ReportFacts) -> Iterator[Block]:
 def _offloaded(where: str, facts: OffloadedFacts) -> Iterator[Item]:
     kinds = {"parameters": facts["params"], "activations": facts["activations"]}
     kinds["states"] = facts["bytes"] - sum(kinds.values())
-    of = ", ".join(f"{exact(size)} of {kind}" for kind, size in kinds.items() if size)
-    text = f"{of}; each step reads {exact(facts['read'])} and writes {exact(facts['written'])}"
+    of = ", ".join(f"{human(size)} of {kind}" for kind, size in kinds.items() if size)
+    text = f"{of}; each step reads {human(facts['read'])} and writes {human(facts['written'])}"
     if facts["chunk"]:
         text += f", {'updates ' if facts['transfers'] else ''}in chunks of"
         text += f" at most {human(facts['chunk'])}"
     yield _headed(AWAY[where], text)
     for each in facts["transfers"]:
-        size = exact(each["bytes"])
+        size = human(each["bytes"])
         times = f"{each['count']:,} times {size}" if each["count"] > 1 else size
-        beside = ", beside computing" if each["overlapped"] else ""
+        beside = ", while it computes" if each["overlapped"] else ""
         head = f"  line {each['line']}: "
         text = f"{each['kind']} {each['tensor']}, {each['phase']}, {times}{beside}"
         yield Item((Piece(head, "muted"),), (Piece(text),))

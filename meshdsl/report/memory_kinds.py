@@ -11,7 +11,7 @@ KINDS = {
     "inputs": "inputs",
     "gathered": "gathered parameters",
     "new_grads": "new gradients",
-    "updates": "values of the update",
+    "updates": "temporaries of the update",
     "buffers": "buffers",
     "activations": "activations",
 }
@@ -19,6 +19,6 @@ KINDS = {
 
 
 def at_peak(memory: Mapping[str, int]) -> dict[str, int]:
-    """The bytes of each kind at the worst moment: without gradients that are made later."""
+    """The bytes of each kind at its peak: without gradients that are made later."""
     kinds = {kind: memory[kind] for kind in KINDS}
     return {**kinds, "grads": memory["grads"] - memory["grads_later"]}

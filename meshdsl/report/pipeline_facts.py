@@ -144,9 +144,9 @@ def pipeline_sentence(pipeline: PipelineFacts, predicted: bool) -> str:
     batches = counted(pipeline["micro_batches"], "micro-batch")
     share = f"{100 * float(Fraction(pipeline['bubble'])):.3g} %"
     idle = "" if predicted else f"; {pipeline['bubble']} ({share}) of the devices' time is idle"
-    again = ", computed again for their backward passes" if "recompute" in pipeline else ""
+    again = ", recomputed for their backward passes" if "recompute" in pipeline else ""
     rule = pipeline.get("weights")
-    late = f" Stages update on the way ({rule})." if rule else ""
+    late = f" Stages update asynchronously ({rule})." if rule else ""
     head = f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}{again}"
     return f"{head}{idle}.{late}"
 

@@ -70,7 +70,7 @@ def _line(file: str, line: int, by_bound: dict[str, float]) -> LineTime:
 
 def timed_sentence(time: TimeFacts) -> str:
     """The text `Predicted on h100: 81.2 µs, 45% of it waiting for what is sent`."""
-    reasons = (("waiting for what is sent", time["waiting"]), ("idle", time.get("idle", 0.0)))
+    reasons = (("waiting for communication", time["waiting"]), ("idle", time.get("idle", 0.0)))
     parts = [f"{100 * s / time['seconds']:.0f}% of it {reason}" for reason, s in reasons if s]
     return f"{', '.join((head_of(time), *parts))}."
 

@@ -133,7 +133,7 @@ def test_other_values_are_refused(option: str) -> None:
 def test_the_report_says_so() -> None:
     once, twice = (sentence(wide(use)) for use in (ONCE[0], TWICE[0]))
     assert "8 micro-batches; 11/107 (" in once
-    assert "8 micro-batches, computed again for their backward passes; 11/107 (" in twice
+    assert "8 micro-batches, recomputed for their backward passes; 11/107 (" in twice
 
 
 def sentence(made: Compilation) -> str:

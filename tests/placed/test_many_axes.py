@@ -139,11 +139,11 @@ def test_a_policy_says_on_many_axes_that_it_looked_at_some_ways(reduce: str) -> 
     report, why = explained(6, reduce)
     assert "not every combination and route" in report["bounded"]
     assert any("not every combination" in str(part) for part in summary(report))
-    assert "the next best way sends" not in why
+    assert "the cheapest alternative sends" not in why
 
 
 @pytest.mark.parametrize("reduce", ["deferred", "optimal"])
 def test_on_few_axes_nothing_is_said_of_it(reduce: str) -> None:
     report, why = explained(3, reduce)
     assert "bounded" not in report
-    assert "of those looked at" not in why
+    assert "alternative tried" not in why

@@ -138,7 +138,7 @@ def test_the_sharded_matmuls_of_the_scaling_book(name: str) -> None:
     sent = [(c["kind"], c["tensor"], c["wire_bytes"]) for c in found["collectives"]]
     assert sent == expected
     for c in found["collectives"]:
-        next_best = re.search(r"the next best way sends ([\d,]+) B per device", c["why"])
+        next_best = re.search(r"the cheapest alternative sends ([\d,]+) B per device", c["why"])
         assert next_best, c["why"]
         assert int(next_best[1].replace(",", "")) > c["wire_bytes"]
 

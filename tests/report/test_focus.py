@@ -56,7 +56,7 @@ def test_of_a_long_one_the_summary_the_largest_and_the_memory() -> None:
     for label, count in {"bytes:": 0, "from:": 0, "to:": 0, "why:": TOP}.items():
         assert found.count(f"        {label}") == count
     assert "The other one sends 7 B per device." in found
-    assert "Held per device: 9.39 MiB at the worst moment" in found
+    assert "Memory per device: 9.39 MiB at its peak" in found
     assert "f32[" not in found, "no list of tensors"
     assert found.endswith(f"\n\n{REST}")
     assert len(found.splitlines()) < len(whole(TRANSFORMER).splitlines()) / 1.5
@@ -108,7 +108,7 @@ def test_a_tensor_where_it_is_made_and_sent() -> None:
 
 def test_a_tensor_by_the_last_part_of_its_name_and_in_a_bucket() -> None:
     assert "attention.q  f32[" in shown(TRANSFORMER, tensor="q")
-    assert "of a subexpression (`attention` when compiled)" in shown(
+    assert "of a subexpression (`attention` in the compiled program)" in shown(
         TRANSFORMER, tensor="attention"
     )
     assert heads(shown(BUCKETS, tensor="d_embed"))

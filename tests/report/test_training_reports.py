@@ -97,7 +97,7 @@ def test_states_stand_where_they_are_asked_for() -> None:
 def test_what_a_loop_keeps_stands_with_it() -> None:
     found = lines()
     at = found.index(" 8 |   repeat n {")
-    kept = [line.split()[0] for line in found[at + 1 : at + 6] if "kept from 3 trips" in line]
+    kept = [line.split()[0] for line in found[at + 1 : at + 6] if "kept from 3 iterations" in line]
     assert sorted(kept) == ["h", "x"]
 
 

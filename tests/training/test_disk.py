@@ -402,7 +402,7 @@ def test_the_report_says_what_is_on_the_host() -> None:
     made = compiled("adam(lr=0.1)", "f32", "d:2", f"b -> d, {HOST}")
     report = explain(made.device)
     text = as_text(explanation(report, {"disk.mdsl": made.source}))
-    assert "In the memory of the host, of each GPU: 4.08 KiB (4,176 B) of states" in text
+    assert "In host memory per device: 4.08 KiB of states" in text
     assert report["host"] == kept["disk"]
     assert report["memory"] == kept["memory"]
 
