@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from docs._ext.markdown import code
 from meshdsl.report.document import Picture
 from meshdsl.report.html import html
-from meshdsl.report.schedule_charts import in_words, schedule_picture
+from meshdsl.report.schedule_charts import in_words
+from meshdsl.report.schedule_picture import schedule_picture
 from meshdsl.schedule.laws import CONDITIONS
 from meshdsl.schedule.registry import Record, generate, schedules
 from meshdsl.schedule.times import timed

@@ -8,15 +8,8 @@ from functools import cached_property, partial
 from meshdsl.api.errors import told
 from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.report.document import Block, Document, Gap, Grid, Picture, line
-from meshdsl.report.schedule_charts import (
-    chart,
-    described,
-    in_words,
-    schedule_picture,
-    sentence,
-    shown,
-    unit_of,
-)
+from meshdsl.report.schedule_charts import chart, described, in_words, sentence, shown
+from meshdsl.report.schedule_picture import schedule_picture, unit_of
 from meshdsl.report.schedule_schema import LawFacts, ScheduleFacts, SlicingFacts
 from meshdsl.report.slicing_table import described as slicing_facts
 from meshdsl.report.slicing_table import shown as slicing_shown

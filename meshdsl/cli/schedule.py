@@ -190,7 +190,7 @@ def listing(name: str | None, given: Draw) -> tuple[Document, KnownSchedules]:
 
 def _write(made: TimedSchedule, given: Draw) -> None:
     """Write the files that are asked for."""
-    from meshdsl.report.schedule_charts import schedule_picture
+    from meshdsl.report.schedule_picture import schedule_picture
     from meshdsl.schedule.csv_files import written, written_for_torch
 
     schedule = made.verified.schedule

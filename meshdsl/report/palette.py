@@ -15,6 +15,12 @@ from meshdsl.report.document import Style
 BACK, EDGE, INK, SOFT = "#fbfbfc", "#c9ced6", "#1b1f24", "#57606a"
 """The background of a picture, its lines, its text, and text of less weight."""
 
+IDLE = "#e6e9ee"
+"""The time in which a device does nothing."""
+
+PHASES = {"warm-up": "#4fb0a8", "steady": "#8d99a8", "cool-down": "#d97fa8"}
+"""Before the first backward pass of a device, until its last forward pass, and after that."""
+
 CURVE = "#1f5fbf"
 """The line of a curve."""
 

@@ -183,7 +183,7 @@ def by_stage(report: ReportFacts) -> Iterator[Block]:
 
 def _picture(pipeline: PipelineFacts, rows: list[str], time: TimeFacts | None) -> Picture:
     """The passes of each stage: as long as is predicted, without a cluster each half alike."""
-    from meshdsl.report.schedule_charts import schedule_picture
+    from meshdsl.report.schedule_picture import schedule_picture
     from meshdsl.schedule.times import Times, timed
 
     table = printed("\n".join(rows))

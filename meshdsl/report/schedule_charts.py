@@ -1,4 +1,4 @@
-"""A pipeline schedule as JSON and as a document, and a chart of it as text and as a picture."""
+"""A pipeline schedule as JSON and as a document, and a chart of it as text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from meshdsl.report.document import (
     counted,
     line,
 )
-from meshdsl.report.gantt import LANE, ROW, SMALL
-from meshdsl.report.html import Markup, join, tag
-from meshdsl.report.palette import INK, WORK, Pass
-from meshdsl.report.pictures import card, centred, legend, width_of, words
+from meshdsl.report.palette import Pass
 from meshdsl.report.schedule_schema import (
     ActionTimes,
     DeviceRow,
@@ -46,18 +43,8 @@ DOES: dict[Kind, Pass] = {
     "W": "weights",
     "U": "update",
 }
-MEANINGS: dict[Kind, str] = {
-    "F": "forward",
-    "B": "backward",
-    "I": "gradient of the input",
-    "W": "gradients of parameters",
-    "U": "update",
-}
 MOST_LINES = 150
 """Lines of a chart of text that are printed."""
-
-NARROWEST, WIDEST = 640.0, 2400.0
-"""The width in pixels of a chart, as it needs."""
 
 
 # --- facts ---------------------------------------------------------------------------------------
@@ -379,73 +366,6 @@ def _ruler(makespan: Fraction, scale: Fraction, cell: int) -> str:
         label = str(Fraction(column) / scale)
         text = f"{text:<{column}}{label if len(label) < step else ''}"
     return text
-
-
-# --- a picture -----------------------------------------------------------------------------------
-
-
-def unit_of(timed: TimedSchedule) -> float:
-    """The pixels of a unit of time with which the numbers of micro-batches have room."""
-    drawn = [slot for slots in timed.rows for slot in slots if slot.end > slot.start]
-    shortest = float(min((s.end - s.start for s in drawn), default=Fraction(1)))
-    makespan = float(timed.makespan) or 1.0
-    label = max((width_of(str(s.action.micro), 10) for s in drawn), default=0.0)
-    return min(max(NARROWEST, makespan / shortest * (label + 6)), WIDEST) / makespan
-
-
-def schedule_picture(
-    timed: TimedSchedule, row: str = "device", ends: str = "", unit: float | None = None
-) -> Markup:
-    """The rows of the devices one below the other; the time runs to the right, to `ends`.
-
-    Later stages of a device are drawn lighter. `row` is what a row is called. A unit of time has
-    `unit` pixels, else as many as the schedule alone needs.
-    """
-    unit = unit or unit_of(timed)
-    width = (float(timed.makespan) or 1.0) * unit
-    titles = [f"{row} {n}" for n in range(len(timed.rows))]
-    left, top = max(map(width_of, titles)) + 10, 26.0
-    parts = [_legend(timed)]
-    for number, (slots, title) in enumerate(zip(timed.rows, titles, strict=True)):
-        y = top + number * LANE
-        parts.append(words(0, y + 16, title))
-        held = timed.verified.held[number]
-        parts += [
-            _slot(slot, left, y, unit, held.index(slot.action.stage) / len(held))
-            for slot in slots
-            if slot.end > slot.start
-        ]
-    below = top + len(titles) * LANE
-    ends = ends or str(timed.makespan)
-    parts.append(words(left, below + 9, "0", **SMALL))
-    parts.append(words(left + width - width_of(ends, 11), below + 9, ends, **SMALL))
-    return card(left + width + 4, below + 12, *parts)
-
-
-def _slot(slot: Slot, left: float, y: float, unit: float, later: float) -> Markup:
-    """An action with the number of its micro-batch, if that has room."""
-    x, width = left + float(slot.start) * unit, float(slot.end - slot.start) * unit
-    rect = tag(
-        "rect",
-        x=x,
-        y=y,
-        width=width,
-        height=ROW,
-        fill=WORK[DOES[slot.action.kind]],
-        fill_opacity=None if not later else f"{1 - 0.8 * later:.2f}",
-        stroke=INK if width > 3 else None,
-        stroke_width=0.4,
-    )
-    label = str(slot.action.micro)
-    if width_of(label, 10) + 4 > width:
-        return rect
-    return join(rect, centred(x + width / 2, y + ROW / 2 - 0.5, label, font_size=10))
-
-
-def _legend(timed: TimedSchedule) -> Markup:
-    """The kinds of actions that there are, with their fills."""
-    there = {action.kind for row in timed.verified.schedule.rows for action in row}
-    return legend({MEANINGS[kind]: WORK[DOES[kind]] for kind in DOES if kind in there})[0]
 
 
 def in_words(timed: TimedSchedule) -> str:

@@ -71,7 +71,7 @@ _Way = TypedDict("_Way", {"from": str, "to": str})
 class MovedFacts(_Way):
     """A tensor in a collective, and its placements before and after.
 
-    `why` begins with the `cause`; who needs it follows, and what the cheapest alternative would send.
+    `why` begins with the `cause`; who needs it follows, and what the cheapest alternative sends.
     `remedies` are in words, the best first: edits of the layout by one rule that were compiled.
     `remedy` is the first of them, empty without one.
     """

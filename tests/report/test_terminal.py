@@ -13,7 +13,7 @@ from rich.console import Console
 
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
-from meshdsl.report.document import human, human, scaled
+from meshdsl.report.document import exact, human, scaled
 from meshdsl.report.explanation import explain
 from meshdsl.report.explanation_document import explanation, sentence, type_text
 from meshdsl.report.terminal import Line, lines, print_document

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from meshdsl.diagnostics import Source
-from meshdsl.report.schedule_charts import chart, described, schedule_picture
+from meshdsl.report.schedule_charts import chart, described
+from meshdsl.report.schedule_picture import in_flight, phases, schedule_picture
 from meshdsl.schedule.csv_files import read
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.times import Times, timed
@@ -77,7 +78,14 @@ def test_the_picture_has_every_action(name: str) -> None:
     ends = [float(r.get("x", "")) + float(r.get("width", "")) for r in rects]
     assert max(ends) < float(root.get("width", ""))
     words = [e.text for e in root.iter(f"{tag}text")]
-    assert {"0", "7", "device 0", str(made.makespan)} <= set(words)
+    assert {"0", "7", "idle", "device 0", str(made.makespan)} <= set(words)
+    assert f"{max(made.verified.peaks)} in flight" in words
+    for row, peak in zip(made.rows, made.verified.peaks, strict=True):
+        curve = in_flight(row)
+        assert (max(count for _, count in curve), curve[-1][1]) == (peak, 0)
+        ends = [end for _, _, end in phases(row)]
+        assert ends == sorted(ends)
+        assert ends[-1] == row[-1].end
 
 
 def test_the_facts_of_many_devices_take_work_in_proportion() -> None:
