@@ -56,6 +56,7 @@ html_theme = "furo"
 html_title = "meshdsl"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(ROOT / "docs" / "_static" / "scorer.js")
 html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False

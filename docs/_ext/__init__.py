@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pygments.lexers.shell import BashSessionLexer
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from docs._ext import api, contents, generated, links
+from docs._ext import api, contents, entries, generated, links, themes
 from meshdsl.lexer import MdslLexer
 from meshdsl.version import __version__
 
@@ -21,10 +22,13 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     """Connect the extension."""
     app.add_lexer("mdsl", MdslLexer)
     app.add_lexer("shellsession", BashSessionLexer)
+    app.connect("builder-inited", entries.write)
     app.connect("source-read", _read)
     app.connect("doctree-read", api.unlinked)
     app.connect("doctree-read", links.linked)
     app.connect("missing-reference", api.resolved)
+    app.connect("html-page-context", themes.themed)
+    app.connect("html-page-context", _follow)
     app.connect("build-finished", _enter)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -35,6 +39,12 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
         return
     text = generated.filled(source[0])
     source[0] = contents.listed(app.env, page, contents.to_pages(app.env, page, text))
+
+
+def _follow(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Let the indexes of entries lead from the places that were in them to the entries."""
+    if page in entries.FOLDERS:
+        app.add_js_file("entries.js", loading_method="defer")
 
 
 def _enter(app: Sphinx, error: Exception | None) -> None:

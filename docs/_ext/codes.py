@@ -1,10 +1,10 @@
-"""The index of diagnostics: every record of `meshdsl/codes.toml`, and what its example prints."""
+"""The diagnostics: a page for every record of `meshdsl/codes.toml`, and an index of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from docs._ext.markdown import fenced
+from docs._ext.markdown import fenced, table
 from meshdsl.carets import render
 from meshdsl.codes import CODES, SECTIONS, DiagnosticCode
 from meshdsl.diagnostics import Diagnostics, Source
@@ -15,23 +15,42 @@ COLUMNS = 80
 
 
 def index() -> str:
-    """Every code, in the sections of its number."""
+    """The sections of the numbers: a line for each code, which leads to its page."""
     parts = []
     for prefix, title in SECTIONS.items():
-        records = [record for code, record in CODES.items() if code.startswith(prefix)]
-        entries = "\n\n".join("\n\n".join(entry(record)) for record in records)
-        parts.append(f"## {prefix}xx: {title}\n\n{entries}")
+        rows = [(_link(record.code), record.title) for record in _of_section(prefix)]
+        parts.append(f"## {prefix}xx: {title}\n\n{table(('', ''), rows)}")
     return "\n\n".join(parts)
 
 
-def entry(record: DiagnosticCode) -> Iterator[str]:
-    """One code: what it means, an example and what `check` prints of it, the way out."""
-    yield f"({record.code.lower()})=\n### {record.code}: {record.title}"
+def _link(code: str) -> str:
+    return f'<a id="{code.lower()}"></a>[{code}](codes/{code}.md)'
+
+
+def _of_section(prefix: str) -> list[DiagnosticCode]:
+    return [record for code, record in CODES.items() if code.startswith(prefix)]
+
+
+def page(code: str) -> str:
+    """The page of one code."""
+    return "\n\n".join(_page(CODES[code]))
+
+
+def _page(record: DiagnosticCode) -> Iterator[str]:
+    """What a code means, an example and what `check` prints of it, and the way out."""
+    prefix = record.code[:4]
+    yield f"({record.code.lower()})=\n# {record.code}: {record.title}"
+    yield f"[Diagnostics](../codes.md), {prefix}xx: {SECTIONS[prefix]}"
     yield record.meaning
     if record.wrong:
+        yield "A program that is wrong in this way, and what `meshdsl check` prints:"
         yield fenced("{code-block} mdsl\n:force:\n", record.wrong)
         yield fenced("text", printed(record.wrong))
     yield f"**The way out:** {record.way_out}"
+    numbers = [other.code for other in _of_section(prefix)]
+    at = numbers.index(record.code)
+    beside = [f"[{n}]({n}.md)" for n in (*numbers[max(at - 1, 0) : at], *numbers[at + 1 : at + 2])]
+    yield f"Next to it: {', '.join(beside)}. In a terminal: `meshdsl explain {record.code}`."
 
 
 def printed(wrong: str) -> str:

@@ -11,6 +11,8 @@ import re
 
 from sphinx.environment import BuildEnvironment
 
+from docs._ext import entries
+
 INDEXES = ("docs/README", "examples/notebooks/README")
 
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)((?:#[^)\s]*)?)\)")
@@ -23,10 +25,13 @@ def listed(env: BuildEnvironment, page: str, text: str) -> str:
         return text
     first, *rest = _SECTION.split(text)
     sections = [("", first), *zip(rest[::2], rest[1::2], strict=True)]
+    by_title = {title: _pages(env, page, body) for title, body in sections}
+    # What the text above the sections leads to as well is listed in its section.
+    below = {each for title, pages in by_title.items() if title for each in pages}
     seen = {page}
     parts = []
-    for title, body in sections:
-        found = [p for p in _pages(env, page, body) if p not in seen]
+    for title, pages in by_title.items():
+        found = [each for each in pages if each not in seen and (title or each not in below)]
         seen.update(found)
         if found:
             parts.append(_toctree(title, found))
@@ -50,9 +55,17 @@ def _toctree(caption: str, pages: list[str]) -> str:
 
 
 def to_pages(env: BuildEnvironment, page: str, text: str) -> str:
-    """The text with links to a folder leading to the page that a forge shows for it."""
+    """The text with its links as the site has them.
+
+    A link to a folder leads to the page that a forge shows for it, and one to a place of an index
+    of entries to the page of the entry.
+    """
 
     def led(match: re.Match[str]) -> str:
+        index = posixpath.splitext(_from_root(page, match[1]))[0]
+        entry = entries.led(index, match[2].lstrip("#")) if match[2] else None
+        if entry:
+            return f"]({posixpath.relpath(entry, posixpath.dirname(page) or '.')}.md)"
         readme = _from_root(page, f"{match[1]}/README")
         return (
             f"]({match[1].rstrip('/')}/README.md{match[2]})"

@@ -11,8 +11,10 @@ _PLACE = re.compile(r"^<!-- made: (\S+) ?(.*?) -->$", re.MULTILINE)
 
 MAKERS: Mapping[str, Callable[..., str]] = {
     "api": api.reference,
+    "code": codes.page,
     "codes": codes.index,
-    "operators": operators.reference,
+    "operator": operators.page,
+    "operators": operators.index,
     "mesh": pictures.mesh,
     "tensor": pictures.tensor,
     "collectives": pictures.collectives,

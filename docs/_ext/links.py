@@ -15,7 +15,7 @@ def linked(app: Sphinx, tree: nodes.document) -> None:
     for literal in list(tree.findall(nodes.literal)):
         code = literal.astext()
         inside = isinstance(literal.parent, nodes.reference | nodes.title | pending_xref)
-        if code in CODES and not inside:
+        if code in CODES and not inside and not page.endswith(f"/{code}"):
             target = pending_xref(
                 "",
                 literal.deepcopy(),

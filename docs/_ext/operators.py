@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -42,46 +42,101 @@ SIGNS = {"neg": "-{0}", "logical_not": "not {0}"}
 _NOWHERE = Span(Source("example", ""), 0, 0)
 
 
-# --- the page ------------------------------------------------------------------------------------
+# --- the pages -----------------------------------------------------------------------------------
 
 
-def reference() -> str:
-    """Every operator, in parts by how it is written."""
+GROUPS: Mapping[str, str] = {
+    "Arithmetic": "add sub mul div floordiv mod pow neg abs sign square sqrt rsqrt exp log sin cos"
+    " erf floor maximum minimum logaddexp cast",
+    "Comparisons and choice": "eq ne lt le gt ge logical_and logical_or logical_not where",
+    "Products": "einsum grouped_einsum mask_padding",
+    "Reductions, scans, order": "sum mean max min prod any all mean_square squared_norm logsumexp"
+    " argmax cumsum cumprod linear_recurrence sort top_k",
+    "Activations": "relu gelu silu tanh sigmoid softplus elu leaky_relu hard_swish",
+    "Softmax, norms, losses, attention": "softmax log_softmax layer_norm rms_norm batch_norm"
+    " group_norm cross_entropy attention",
+    "Names and shapes of dims": "rename split merge broadcast concat pad shift roll reverse window",
+    "Indices": "gather pick slice one_hot put scatter_add bincount",
+    "Images": "conv upconv max_pool avg_pool",
+    "Constants and random numbers": "zeros ones iota uniform normal dropout sample",
+    "Experts": "top_k_gating top2_gating top_k_routing sorted_routing",
+    "Gradients and copies": "stop_gradient identity",
+}
+"""The groups of the index. What a program can call and none of them names is in `OTHERS`."""
+
+OTHERS = "More"
+COMPILED = "Inserted by the compiler: gradients, updates, broadcasts"
+
+
+def groups() -> dict[str, list[str]]:
+    """The names of all operators and library functions, by the title of their group."""
+    by_title = {title: names.split() for title, names in GROUPS.items()}
+    listed = {name for names in by_title.values() for name in names}
     known = load_all()
-    called = sorted(n for n, o in known.items() if o.surface.items != "view")
-    rest = sorted(set(known) - {*called, *VIEWS})
-    parts = (
-        ("Called by name, or written with a sign", called),
-        ("Views: brackets behind a tensor", sorted(VIEWS)),
-        ("Made by the compiler: gradients, updates, and what broadcasting needs", rest),
-    )
-    entries = [f"## {title}\n\n{_entries(names)}" for title, names in parts]
-    written = "\n\n".join("\n\n".join(_function(f)) for f in library().values())
-    entries.insert(1, f"## Functions of the library, written in the language\n\n{written}")
-    return "\n\n".join(entries)
+    rest = sorted({*known, *library()} - listed)
+    written = [n for n in rest if n not in known or known[n].surface.items != "view"]
+    by_title[OTHERS] = written
+    by_title[COMPILED] = [n for n in rest if n not in written]
+    return {title: names for title, names in by_title.items() if names}
+
+
+def names() -> list[str]:
+    """Every operator and library function, group by group."""
+    return [name for of_group in groups().values() for name in of_group]
+
+
+def index() -> str:
+    """The groups: a line for each operator, which leads to its page."""
+    parts = []
+    for title, of_group in groups().items():
+        rows = [
+            (f'<a id="{name.replace("_", "-")}"></a>[{code(name)}](operators/{name}.md)', said)
+            for name, said in ((name, first_sentence(meaning_of(name))) for name in of_group)
+        ]
+        parts.append(f"## {title}\n\n{table(('', ''), rows)}")
+    return "\n\n".join(parts)
+
+
+def page(name: str) -> str:
+    """The page of one operator or library function."""
+    title, beside = next((t, ns) for t, ns in groups().items() if name in ns)
+    of_library = library().get(name)
+    entry_of = _function(of_library) if of_library else entry(load_all()[name])
+    others = ", ".join(f"[{code(other)}]({other}.md)" for other in beside if other != name)
+    below = [f"## {title}\n\n{others}"] if others else []
+    head = f"[Operators](../operators.md): {title}"
+    return "\n\n".join([f"# {code(name)}", head, *entry_of, *below])
+
+
+def meaning_of(name: str) -> str:
+    """What an operator or library function computes."""
+    of_library = library().get(name)
+    return meaning(of_library) if of_library else load_all()[name].meaning
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, which may have abbreviations in brackets."""
+    joined = " ".join(text.split())
+    ends = (m.end() for m in re.finditer(r"[.:](?= [A-Z`]|$)", joined))
+    whole = (e for e in ends if joined[:e].count("(") <= joined[:e].count(")"))
+    return joined[: next(whole, len(joined))].removesuffix(":")
 
 
 def _function(function: ast.FunctionDecl) -> Iterator[str]:
     """The entry of a function of the library: how it is called, and its definition."""
     name = function.name.text
-    yield f"### `{name}`"
     yield fenced(f"{{py:function}} meshdsl.{name}{signature_of(name)}\n:no-typesetting:", "")
     yield meaning(function)
     yield table(
         ("", ""), [("called as", code(form(function))), ("in Python", code(f"md.{form(function)}"))]
     )
-    yield "It is this definition of the prelude, inlined where it is called:"
+    yield "This function of the library is inlined where it is called. Its definition:"
     yield fenced("mdsl", PRELUDE[name])
-
-
-def _entries(names: list[str]) -> str:
-    return "\n\n".join("\n\n".join(entry(load_all()[name])) for name in names)
 
 
 def entry(opdef: OpDef) -> Iterator[str]:
     """The entry of one operator, paragraph by paragraph."""
     example = Example.of(opdef)
-    yield f"### `{opdef.name}`"
     if opdef.surface.items != "view":
         yield fenced(
             f"{{py:function}} meshdsl.{opdef.name}{signature_of(opdef.name)}\n:no-typesetting:", ""
@@ -89,11 +144,11 @@ def entry(opdef: OpDef) -> Iterator[str]:
     yield opdef.meaning
     yield table(("", ""), list(_facts(opdef, example)))
     yield from _example(example)
-    yield "What it may be along one axis of the mesh:"
+    yield "Placements along one axis of the mesh ([how to read them](../operators.md)):"
     yield fenced("text", rows_text(describe(opdef)))
     definition = PRELUDE.get(opdef.name)
     if definition:
-        yield "Where its own dim is split, this definition of the prelude is used in its place:"
+        yield "Where its own dim is split, this definition of the prelude takes its place:"
         yield fenced("mdsl", definition)
 
 
@@ -342,7 +397,7 @@ def peer_text(opdef: OpDef, example: Example, system: str) -> str:
     ins, out = example.sample.ins, example.outs[0]
     call = PeerCall(library, example.names, {}, ins, out, example.attrs, spec)
     text = call.write(spelling(opdef.name, system).text)
-    return code(text) if text else "not spelled: `render` refuses it ([MD0910](codes.md#md0910))"
+    return code(text) if text else "not spelled: `render` refuses it (`MD0910`)"
 
 
 # --- the prelude ---------------------------------------------------------------------------------

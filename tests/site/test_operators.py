@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from docs._ext.operators import PRELUDE, Example, gradient, reference
+from docs._ext.operators import PRELUDE, Example, gradient, groups, index, names, page
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.ir import walk
@@ -85,10 +85,17 @@ def test_what_the_compiler_derives_a_gradient_of_is_told() -> None:
 
 def test_every_function_of_the_prelude_is_shown() -> None:
     assert set(PRELUDE) == set(prelude().functions)
-    text = reference()
-    assert [n for n in prelude().functions if f"### `{n}`" not in text] == []
+    assert [n for n, text in PRELUDE.items() if text not in page(n)] == []
     assert [n for n, f in library().items() if not meaning(f).endswith(".")] == []
     assert all(text.rstrip().endswith("}") for text in PRELUDE.values())
+
+
+def test_every_name_is_in_one_group_and_its_line_is_short() -> None:
+    assert sorted(names()) == sorted({*load_all(), *library()})
+    assert max(map(len, groups().values())) < 60
+    said = [line for line in index().splitlines() if line.startswith("| <a id=")]
+    assert len(said) == len(names())
+    assert [line for line in said if len(line) > 330] == []
 
 
 def test_every_operator_says_what_it_computes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import meshdsl as md
 from meshdsl.api.signatures import RATES, names
 from meshdsl.codes import CODES
 from meshdsl.named.from_syntax import INITS
+from meshdsl.named.prelude import library
 from meshdsl.ops.opdef import load_all
 from tests.project import copy_tree, tracked
 
@@ -54,14 +56,23 @@ class Page(HTMLParser):
     links: set[str] = field(default_factory=set)
     loads: set[str] = field(default_factory=set)
     unsaid: list[str] = field(default_factory=list)
+    colours: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         super().__init__()
+        self._drawn = False
+
+    def handle_endtag(self, tag: str) -> None:
+        self._drawn = self._drawn and tag != "svg"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        if tag == "img" and not given.get("alt"):
-            self.unsaid.append(str(given.get("src"))[:80])
+        drawn = tag == "svg" and given.get("class") == "picture"
+        if (tag == "img" and not given.get("alt")) or (drawn and not given.get("aria-label")):
+            self.unsaid.append(str(given.get("src", tag))[:80])
+        self._drawn = drawn or (self._drawn and tag != "svg")
+        if self._drawn:
+            self.colours |= {str(given[key]) for key in ("fill", "stroke") if key in given}
         self.ids |= {given[key] or "" for key in ("id", "name") if key in given}
         for key, found in (("href", self.links if tag == "a" else self.loads), ("src", self.loads)):
             if given.get(key):
@@ -115,15 +126,29 @@ def test_every_picture_is_described(site: Path) -> None:
     assert {p.name: read(p).unsaid for p in pages(site) if read(p).unsaid} == {}
 
 
+def test_pictures_have_dark_colours_on_dark_pages(site: Path) -> None:
+    used = set().union(*(read(path).colours for path in pages(site)))
+    style = (site / "_static/site.css").read_text(encoding="utf-8")
+    known = {m[1].lower() for m in re.finditer(r"\[(?:fill|stroke)=\"(#\w+)\"\]", style)}
+    assert len(used & known) > 8
+    assert {c for c in used if c.startswith("#")} - known == set()
+    home = (site / "docs/README.html").read_text(encoding="utf-8")
+    assert home.count('class="only-dark"') == home.count('class="only-light"') == 1
+
+
 # --- what is generated ---------------------------------------------------------------------------
 
 
 def test_every_operator_code_and_public_name_has_its_entry(site: Path) -> None:
-    operators, codes, api = (
-        read(site / f"docs/{n}.html").ids for n in ("operators", "codes", "api")
-    )
-    assert set(load_all()) == {n for n in load_all() if n.replace("_", "-") in operators}
-    assert {c.lower() for c in CODES} <= codes
+    api = read(site / "docs/api.html").ids
     assert {f"meshdsl.{name}" for name in md.__all__} <= api
-    known = operators | api
+    written = {*load_all(), *library()}
+    for folder, of_registry in (("operators", written), ("codes", set(CODES))):
+        index = read(site / f"docs/{folder}.html")
+        assert {p.stem for p in (site / "docs" / folder).iterdir()} == of_registry
+        assert {f"{folder}/{name}.html" for name in of_registry} <= index.links
+        # What led into the page that had all of them leads to the line of the index.
+        assert {name.lower().replace("_", "-") for name in of_registry} <= index.ids
+    pages_of = (read(site / f"docs/operators/{name}.html").ids for name in written)
+    known = api.union(*pages_of)
     assert {f"meshdsl.{name}" for name in (*names(), *INITS, *RATES)} <= known
