@@ -1,12 +1,27 @@
 """What the notebooks of this folder use: `check` a text, say what is `sent`, draw `Curves`."""
 
+import json
+import os
+import subprocess
+import sys
 from html import escape
+from pathlib import Path
+from typing import Any
 
 from meshdsl import Plan
 from meshdsl.api.errors import shown
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Options
 from meshdsl.report.checks import check_source
+
+HERE = Path(__file__).resolve().parent
+"""The folder of the notebooks."""
+
+
+def example(name: str) -> str:
+    """The path of a file of `examples`: in a copy of this folder those in `programs`."""
+    copied = HERE / "programs" / name
+    return os.path.relpath(copied if copied.exists() else HERE.parent / name)
 
 
 def check(text: str) -> bool:
@@ -89,3 +104,9 @@ class Curves:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {style}>{back}{"".join(parts)}</svg>'
         )
+
+
+def command(*words: str) -> Any:
+    """What `meshdsl WORDS --json` answers, as data: where Python has no function for it."""
+    line = [sys.executable, "-m", "meshdsl", *words, "--json"]
+    return json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)

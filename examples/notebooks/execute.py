@@ -5,6 +5,7 @@ notebook depends on the machine or the time, so that making it twice gives the s
 `execute.py --exercises FOLDER` writes the notebooks for students, without solutions and outputs.
 """
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,10 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
 SCRIPTS = sorted(FOLDER.glob("[0-9]*.py"))
+HELPERS = [FOLDER / name for name in ("course.py", "figures.py", "tpu_v4p.toml")]
+"""What notebooks import and read beside programs."""
+PROGRAM = re.compile(r'example\("([^"]+)"\)')
+"""How a notebook names a file of `examples`."""
 SECONDS = 120
 """How long a cell may take."""
 
@@ -69,7 +74,7 @@ def text(notebook: Json) -> str:
 
 
 def exercises(folder: Path) -> None:
-    """Write all notebooks without solutions and outputs, and what they import.
+    """Write all notebooks without solutions and outputs, and all files that they use.
 
     A solution is a cell of its own, so the rest is the notebook as its script has it.
     """
@@ -79,7 +84,12 @@ def exercises(folder: Path) -> None:
         notebook.cells = [c for c in notebook.cells if "solution" not in c.metadata.get("tags", ())]
         path = folder / f"{script.stem}.ipynb"
         path.write_text(text(notebook), encoding="utf-8", newline="\n")
-    shutil.copy(FOLDER / "course.py", folder)
+    for helper in HELPERS:
+        shutil.copy(helper, folder)
+    for name in {n for script in SCRIPTS for n in PROGRAM.findall(script.read_text("utf-8"))}:
+        copy = folder / "programs" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(FOLDER.parent / name, copy)
 
 
 def main() -> None:

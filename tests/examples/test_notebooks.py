@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples.notebook_answers import ANSWERS as MORE
 from tests.project import matching
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
@@ -42,9 +43,15 @@ def without_outputs(notebook: Json) -> list[tuple[str, str, str, Json]]:
     return [(c["id"], c.cell_type, c.source, c.metadata) for c in notebook.cells]
 
 
-def test_there_are_six_and_each_has_its_script() -> None:
-    assert [s.stem[:2] for s in SCRIPTS] == ["01", "02", "03", "04", "05", "06"]
+def test_each_notebook_has_its_script_and_its_number() -> None:
     assert matching("examples/notebooks/*.ipynb") == [s.with_suffix(".ipynb") for s in SCRIPTS]
+    for script in SCRIPTS:
+        title = unexecuted_title(script)
+        assert title.startswith(f"# {int(script.stem[:2])}. "), title
+
+
+def unexecuted_title(script: Path) -> str:
+    return str(MAKER["unexecuted"](script).cells[0].source).splitlines()[0]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
@@ -69,7 +76,7 @@ def test_executing_it_again_makes_the_same_notebook(script: Path) -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
 def test_an_exercise_is_to_change_then_to_check_then_solved(script: Path) -> None:
     notebook = committed(script)
-    tags = [t for c in notebook.cells for t in c.metadata.get("tags", ())]
+    tags = [t for c in notebook.cells for t in c.metadata.get("tags", ()) if t != "used"]
     assert tags == ["exercise", "check", "solution"] * (len(tags) // 3)
     for check in tagged(notebook, "check"):
         assert "Not yet" in printed(check), "an exercise begins unsolved"
@@ -98,7 +105,8 @@ def test_an_edition_for_students_has_no_solutions(tmp_path: Path) -> None:
         assert not tagged(made, "solution")
         assert len(made.cells) == len(committed(script).cells) - len(tagged(made, "check"))
         assert not any(cell.get("outputs") for cell in made.cells)
-    assert (folder / "course.py").is_file()
+    for name in ("course.py", "figures.py", "tpu_v4p.toml", "programs/large/gpt_3072.mdsl"):
+        assert (folder / name).is_file()
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -197,8 +205,10 @@ The one of notebook 4 compiles 13e9 parameters each time.
 """
 
 
+ANSWERS |= MORE
 READ_WHOLE = ("06",)
-"""Notebooks whose exercises are about what is computed before them; others need their imports."""
+"""Notebooks whose exercises are about what is computed before them; others need
+their first cell, with the imports, and the cells with the tag `used`."""
 AFTER = (("01", 2),)
 """Exercises that use what the check before them defines."""
 
@@ -208,20 +218,25 @@ def namespace(number: str) -> dict[str, Any]:
     """What the exercises of a notebook know, and its cells of code under `cells`."""
     script = next(s for s in SCRIPTS if s.stem.startswith(number))
     cells = [c for c in MAKER["unexecuted"](script).cells if c.cell_type == "code"]
-    plain = [c for c in cells if not c.metadata.get("tags")]
+    plain = [c for c in cells if c.metadata.get("tags", ["used"]) == ["used"]]
     known: dict[str, Any] = {"__name__": "notebook", "cells": cells}
-    for cell in plain if number in READ_WHOLE else plain[:1]:
-        exec(cell.source, known)
+    for cell in plain:
+        if number in READ_WHOLE or cell is plain[0] or cell.metadata.get("tags"):
+            run(cell.source, known, f"<{cell['id']}>")
     return known
+
+
+def run(source: str, known: dict[str, Any], name: str) -> None:
+    """Execute a text under a name by which its lines are found: parameters are named by them."""
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    exec(compile(source, name, "exec"), known)
 
 
 def told(known: dict[str, Any], cell: Json) -> str:
     """What a cell prints."""
-    printed, source = io.StringIO(), str(cell.source)
-    lines = source.splitlines(keepends=True)
-    linecache.cache["<cell>"] = len(source), None, lines, "<cell>"  # where names are read from
+    printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(source, "<cell>", "exec"), known)
+        run(cell.source, known, "<cell>")
     return printed.getvalue()
 
 
