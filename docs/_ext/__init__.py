@@ -23,6 +23,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_lexer("mdsl", MdslLexer)
     app.add_lexer("shellsession", BashSessionLexer)
     app.connect("builder-inited", entries.write)
+    app.connect("builder-inited", themes.write)
     app.connect("source-read", _read)
     app.connect("doctree-read", api.unlinked)
     app.connect("doctree-read", links.linked)

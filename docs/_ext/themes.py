@@ -2,7 +2,8 @@
 
 A drawing that is an image has one set of colours, or asks the system for its theme, which the
 reader may have changed on the page. So drawings of the program become part of the page, where
-`site.css` has a dark colour for each of theirs; one with its own dark colours becomes two images.
+`pictures.css` has a dark colour for each of theirs; one with its own dark colours becomes two
+images.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from meshdsl.report.palette import DARK
+
 _DRAWN = re.compile(
     r'<img(?P<rest>[^>]*?) src="data:image/svg\+xml;base64,(?P<data>[^"]+)"(?P<more>[^>]*)>'
 )
@@ -23,6 +26,19 @@ _FILE = re.compile(
 )
 _ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 _DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(.*?\})\s*\}", re.DOTALL)
+
+
+def write(app: Sphinx) -> None:
+    """Write the style sheet of drawings: each colour of the palette, on light and dark pages."""
+    rules = (
+        f'.picture [{what}="{light}"] {{ {what}: light-dark({light}, {dark}); }}'
+        for light, dark in DARK.items()
+        for what in ("fill", "stroke")
+    )
+    folder = Path(app.outdir) / "_static"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pictures.css").write_text("\n".join(rules) + "\n", encoding="utf-8")
+    app.add_css_file("pictures.css")
 
 
 def themed(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:

@@ -74,6 +74,46 @@ MEMORY: Mapping[str, str] = {
 """The fill of each of `memory_kinds.KINDS`."""
 
 
+DARK: Mapping[str, str] = {
+    BACK: "#1a1d21",
+    EDGE: "#3d444d",
+    INK: "#f2f4f7",
+    SOFT: "#9aa4b0",
+    CURVE: "#79b0ff",
+    IDLE: "#30363d",
+    "#ffffff": "#1a1d21",
+    **dict(
+        zip(
+            PARTS,
+            (
+                "#2f5f85",
+                "#805a17",
+                "#376b32",
+                "#634a78",
+                "#84433c",
+                "#4d5560",
+                "#6d6615",
+                "#22655f",
+            ),
+            strict=True,
+        )
+    ),
+    "#7fb2e5": "#2d6aa8",
+    "#f2b155": "#8f6010",
+    "#8ccf7e": "#2f7a35",
+    "#c79be0": "#7a4a98",
+    "#ef8f86": "#9c423c",
+    "#ddce6a": "#74680f",
+    "#e0cbef": "#5b4270",
+    "#b8c0ca": "#565f6b",
+    "#bfe5b6": "#2b5a2b",
+    "#4fb0a8": "#3f958e",
+    "#8d99a8": "#76818f",
+    "#d97fa8": "#b0608a",
+}
+"""Each colour as it is on a dark page; the dark `INK` is legible on the dark fills."""
+
+
 def colour(number: int) -> str:
     """The fill of a device or a part. Numbers that are 8 or 64 apart differ as well."""
     total = 0

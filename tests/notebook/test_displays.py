@@ -18,6 +18,7 @@ from meshdsl.api.programs import Program, read
 from meshdsl.report import palette as look
 from meshdsl.report.html import TINTS, join, tag
 from meshdsl.report.memory_kinds import KINDS
+from meshdsl.report.page import colours
 from meshdsl.report.views.parts import Code
 from tests.notebook.markup import drawing, parsed, pictures, plain, texts
 from tests.project import ROOT
@@ -232,6 +233,18 @@ FILLS = dict.fromkeys([*look.PARTS, *look.WORK.values(), *look.MEMORY.values(), 
 def test_labels_can_be_read(fill: str) -> None:
     assert contrast(rgb(look.INK), rgb(fill)) >= 7
     assert colorsys.rgb_to_hls(*rgb(fill))[1] > 0.6
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_labels_can_be_read_on_dark_pages(fill: str) -> None:
+    assert contrast(rgb(look.DARK[look.INK]), rgb(look.DARK[fill])) >= 4.5
+
+
+def test_pages_have_the_colours_of_pictures() -> None:
+    light, dark, system = colours().split("--c0: ")[1:]
+    for sheet, fills in ((light, look.PARTS), (dark, [look.DARK[c] for c in look.PARTS])):
+        assert re.findall(r"#\w{6}", f"{sheet}")[: len(fills)] == [*fills]
+    assert system.startswith(dark[:60])
 
 
 def test_a_fill_has_one_meaning() -> None:

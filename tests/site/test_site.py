@@ -20,6 +20,7 @@ from meshdsl.codes import CODES
 from meshdsl.named.from_syntax import INITS
 from meshdsl.named.prelude import library
 from meshdsl.ops.opdef import load_all
+from meshdsl.report.palette import DARK
 from tests.project import copy_tree, tracked
 
 SOURCES = {".md", ".ipynb"}
@@ -128,8 +129,9 @@ def test_every_picture_is_described(site: Path) -> None:
 
 def test_pictures_have_dark_colours_on_dark_pages(site: Path) -> None:
     used = set().union(*(read(path).colours for path in pages(site)))
-    style = (site / "_static/site.css").read_text(encoding="utf-8")
+    style = (site / "_static/pictures.css").read_text(encoding="utf-8")
     known = {m[1].lower() for m in re.finditer(r"\[(?:fill|stroke)=\"(#\w+)\"\]", style)}
+    assert known == set(DARK)
     assert len(used & known) > 8
     assert {c for c in used if c.startswith("#")} - known == set()
     home = (site / "docs/README.html").read_text(encoding="utf-8")
