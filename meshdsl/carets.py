@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypedDict
 
 from meshdsl.diagnostics import Diagnostic, Fix, Related, Span
@@ -35,10 +35,11 @@ class _Mark:
     style: str
 
 
-def render(diagnostic: Diagnostic, console_width: int = 100) -> Text:
+def render(diagnostic: Diagnostic, console_width: int = 100, command: str | None = None) -> Text:
     """The diagnostic as lines of text, each ended; source lines are cut to the width.
 
-    Lines of the message after the first (a table, the end of a log) are indented.
+    Lines of the message after the first (a table, the end of a log) are indented. `command` is the
+    whole command after the first fix.
 
     ::
 
@@ -65,13 +66,20 @@ def render(diagnostic: Diagnostic, console_width: int = 100) -> Text:
     if diagnostic.help is not None:
         text.append("help", "bold green")
         text.append(f": {_brief(diagnostic.help)}\n")
+    if command is not None:
+        text.append("try", "bold green")
+        text.append(f": {safe(command)}\n")
     return text
 
 
-def print_diagnostics(diagnostics: Iterable[Diagnostic], console: Console) -> None:
-    """Print diagnostics to a console, with a blank line after each."""
+def print_diagnostics(
+    diagnostics: Iterable[Diagnostic],
+    console: Console,
+    corrected: Callable[[Diagnostic], str | None] = lambda diagnostic: None,
+) -> None:
+    """Print diagnostics to a console; `corrected` is the whole command after the first fix."""
     for diagnostic in diagnostics:
-        text = render(diagnostic, console.width)
+        text = render(diagnostic, console.width, corrected(diagnostic))
         console.print(text, soft_wrap=True, highlight=False)
 
 
@@ -262,12 +270,28 @@ class EditFacts(RangeFacts):
     text: str
 
 
+class OptionFacts(TypedDict):
+    """An option given with a `value` (true: one that takes none; null: left out).
+
+    `old` is the value that is replaced, of an option that may be given several times; where
+    `option` is empty, the argument that is.
+    """
+
+    option: str
+    value: str | bool | None
+    old: str | None
+
+
 class FixFacts(TypedDict):
-    """A way out that can be carried out."""
+    """A way out that can be carried out: edits of a file, or of the arguments of the command.
+
+    The `file` of an edit is the name of an option, such as `--mesh`, where its value is edited.
+    """
 
     title: str
     safe: bool
     edits: list[EditFacts]
+    options: list[OptionFacts]
 
 
 class DiagnosticFacts(TypedDict):
@@ -306,7 +330,10 @@ def fix_facts(fix: Fix) -> FixFacts:
     edits: list[EditFacts] = [
         {"file": e.span.file, **_range(e.span), "text": e.text} for e in fix.edits
     ]
-    return {"title": fix.title, "safe": fix.safe, "edits": edits}
+    options: list[OptionFacts] = [
+        {"option": e.option, "value": e.value, "old": e.old} for e in fix.options
+    ]
+    return {"title": fix.title, "safe": fix.safe, "edits": edits, "options": options}
 
 
 def _range(span: Span) -> RangeFacts:

@@ -119,21 +119,37 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
+class OptionEdit:
+    """An option of a command that is given or left out, or another argument that is replaced.
+
+    `value` is that of the option; True of one that takes none, None where it is left out. `old` is
+    the value that is replaced, of an option that may be given several times. Without an `option`
+    the argument `old` is replaced: a file, a command, an option itself.
+    """
+
+    option: str
+    value: str | bool | None = None
+    old: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Fix:
-    """A way out that a machine can take: edits of one source that do not overlap.
+    """A way out that a machine can take: edits that do not overlap, of one source or of a command.
 
     `title` says what they do, as an editor's menu shows it: ``write `hidden` ``. One that is not
     `safe` is a choice among several, or changes what others rely on, such as the name of an input:
-    an editor offers it, `check --fix` leaves it.
+    an editor offers it, `check --fix` leaves it. `options` are edits of the command's arguments;
+    a source whose name is that of an option (`--mesh`) is the value of that option.
     """
 
     title: str
-    edits: tuple[Edit, ...]
+    edits: tuple[Edit, ...] = ()
     safe: bool = True
+    options: tuple[OptionEdit, ...] = ()
 
     def is_of(self, text: str) -> bool:
-        """Whether it edits this text, and not the value of an option."""
-        return all(edit.span.source.text == text for edit in self.edits)
+        """Whether it edits this text, and not a command or the value of an option."""
+        return bool(self.edits) and all(edit.span.source.text == text for edit in self.edits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +342,7 @@ def spelled_right(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:
     """
     if span.text != name:
         return ()
-    close = _close(name, known)
+    close = all_closest(name, known)
     return tuple(
         Fix(f"write `{word}`", (Edit(span, word),), safe=len(close) == 1) for word in close
     )
@@ -334,7 +350,7 @@ def spelled_right(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:
 
 def closest(name: str, known: list[str]) -> str | None:
     """The known name that a misspelt one is closest to, or None when nothing is close."""
-    close = _close(name, known)
+    close = all_closest(name, known)
     return close[0] if close else None
 
 
@@ -346,7 +362,7 @@ BEGUN = 3
 """So many letters that begin a known name mean it; fewer say too little."""
 
 
-def _close(name: str, known: list[str]) -> list[str]:
+def all_closest(name: str, known: list[str]) -> list[str]:
     """The known names that are, equally, closest to a misspelt one.
 
     A name longer than `LONGEST_WORD` is no slip of the pen: comparing takes the product of the

@@ -11,7 +11,8 @@ import grimp
 import pytest
 
 LAYERS = (
-    ("version", "records", "diagnostics", "carets", "codes", "disk_cache", "backends.runtime"),
+    ("version", "records", "diagnostics", "option_edits"),
+    ("carets", "codes", "disk_cache", "backends.runtime"),
     ("report.document", "report.memory_kinds", "search.request"),
     ("grammar", "syntax", "ir"),
     ("cluster.this_machine", "cluster.profile", "schedule"),

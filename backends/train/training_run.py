@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.backends.engines.execution import errors_at, line_of, refuse_too_large
 from meshdsl.backends.engines.in_process import Emitted
 from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, Trouble
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, counted, fail
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    OptionEdit,
+    Source,
+    counted,
+    fail,
+)
+from meshdsl.option_edits import advice, give, leave_out, refuse
 from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
@@ -28,14 +36,16 @@ ENGINES = ("local", "torchrun", "reference")
 
 def check_together(job: Job) -> None:
     """Refuse options whose required companions are missing. Raises MD0516."""
+    folder, often = "name the folder: `--checkpoint DIR`", "say how often: `--eval-every 100`"
     needs = {
-        "--resume": (job.resume, "--checkpoint DIR", job.checkpoint),
-        "--checkpoint-every": (job.checkpoint_every, "--checkpoint DIR", job.checkpoint),
-        "--eval-data": (job.data.held_out, "--eval-every K", job.eval_every),
+        "--resume": (job.resume, "--checkpoint", job.checkpoint, folder),
+        "--checkpoint-every": (job.checkpoint_every, "--checkpoint", job.checkpoint, folder),
+        "--eval-data": (job.data.held_out, "--eval-every", job.eval_every, often),
     }
-    for name, (is_given, needed, there) in needs.items():
+    for name, (is_given, needed, there, other) in needs.items():
         if is_given and not there:
-            fail("MD0516", f"`{name}` without `{needed}`", help=f"add `{needed}`")
+            fix = leave_out(name, safe=False)
+            refuse("MD0516", f"`{name}` does nothing without `{needed}`", fix, other)
 
 
 def check_trainable(made: Compilation) -> None:
@@ -88,14 +98,21 @@ def check_folder(
         fail("MD0502", message, help=f"{help}without the list")
     if resume and not there:
         left = [] if force else [path for path in written if os.path.lexists(path)]
-        help = "leave `--resume` out to begin"
+        anew = leave_out("--resume", safe=False)
         if left:
-            help = f"write `--force` for `--resume` to begin anew: it replaces {' and '.join(left)}"
-        help += ", or name the folder that holds the checkpoints"
-        fail("MD0514", f"there is no checkpoint in {folder}", help=help)
+            anew = replace(
+                anew,
+                title=f"begin anew: `--force` in place of `--resume` replaces {' and '.join(left)}",
+                options=(*anew.options, OptionEdit("--force", True)),
+            )
+        other = "name the folder that holds the checkpoints"
+        refuse("MD0514", f"there is no checkpoint in {folder}", anew, other)
     if there and not resume and not force:
-        help = "`--resume` goes on from there, `--force` begins anew and replaces them"
-        fail("MD0515", f"{folder} holds checkpoints of a run already: {there[0]}", help=help)
+        fixes = [give("--resume", safe=False), give("--force", safe=False)]
+        message = f"{folder} holds checkpoints of a run already: {there[0]}"
+        why = "the first continues that run, the second begins anew and replaces its checkpoints"
+        help = f"{advice(fixes)}: {why}"
+        raise DiagnosticError(Diagnostic("MD0515", message, help=help, fixes=tuple(fixes)))
 
 
 @contextmanager
@@ -236,8 +253,8 @@ def _resumed(job: Job, seed: int | None) -> Job:
     assert checkpoint is not None, "the folder was looked into"
     begun = checkpoint.meta.get("seed", 0)
     if seed is not None and seed != begun:
-        help = "leave `--seed` out: the run goes on with the order it began with"
-        fail("MD0516", f"`--seed {seed}`: the run was begun with seed {begun}", help=help)
+        message = f"`--seed {seed}`: the run was begun with seed {begun}, and goes on with it"
+        refuse("MD0516", message, leave_out("--seed"))
     data = replace(job.data, vocabulary=checkpoint.meta.get("vocabulary"))
     return replace(job, seed=begun, data=data)
 

@@ -6,10 +6,13 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from meshdsl import option_edits
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
 
 if TYPE_CHECKING:
@@ -122,16 +125,38 @@ def in_python(diagnostic: Diagnostic) -> Diagnostic:
 
     if diagnostic.help is None:
         return diagnostic
-    help = _OPTION.sub(r'`\1="\2"`', diagnostic.help)
-    help = _SETTING.sub(lambda match: f"`{match[1].replace(' ', ', ')}`", help)
-    help = _SIZES.sub(r'`dims=md.sizes("\1")`', help)
-    help = _UNIT.sub(r"`unit=\1`", help)
-    help = _CSV.sub('`.csv("FILE")`', help)
-    help = _BLOCK.sub(r'`weights="\1"`', help)
+    help = diagnostic.help if _AS_COMMAND.get() else _options_in_python(diagnostic)
     if diagnostic.span is None or not diagnostic.span.file.endswith(SUFFIX):
         help = _ARROW.sub(r"\1>>\2", help)
         help = _OUT.sub(lambda m: f"`{f'{m[1]}, ' if m[1] else ''}out={m[2]}{m[3]}`", help)
     return replace(diagnostic, help=help)
+
+
+def _options_in_python(diagnostic: Diagnostic) -> str:
+    """The help with options as arguments of a call."""
+    help = diagnostic.help or ""
+    for edit in (edit for fix in diagnostic.fixes for edit in fix.options):
+        help = help.replace(f"`{option_edits.shown(edit)}`", f"`{option_edits.in_python(edit)}`")
+    help = _OPTION.sub(r'`\1="\2"`', help)
+    help = _SETTING.sub(lambda match: f"`{match[1].replace(' ', ', ')}`", help)
+    help = _SIZES.sub(r'`dims=md.sizes("\1")`', help)
+    help = _UNIT.sub(r"`unit=\1`", help)
+    help = _CSV.sub('`.csv("FILE")`', help)
+    return _BLOCK.sub(r'`weights="\1"`', help)
+
+
+_AS_COMMAND: ContextVar[bool] = ContextVar("_AS_COMMAND", default=False)
+"""Whether the user wrote the options of a command, in the line of a magic."""
+
+
+@contextmanager
+def as_command() -> Iterator[None]:
+    """What is raised meanwhile names options as on the command line."""
+    token = _AS_COMMAND.set(True)
+    try:
+        yield
+    finally:
+        _AS_COMMAND.reset(token)
 
 
 def warn(diagnostics: Iterable[Diagnostic], file: str, line: int) -> None:

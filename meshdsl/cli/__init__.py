@@ -104,16 +104,20 @@ def _complain(code: str, message: str, help: str) -> None:
 def _usage(error: Any) -> int | None:
     """Report a refused command line; returns the exit code, None for any other error."""
     from meshdsl.cli.common import show
-    from meshdsl.cli.options import refusal
-    from meshdsl.diagnostics import Diagnostic
+    from meshdsl.cli.corrected import running
+    from meshdsl.cli.options import spread_settings
+    from meshdsl.cli.usage import refused
+    from meshdsl.option_edits import wrong_option
 
-    message = refusal(error)
-    if message is None:
+    words = tuple(spread_settings(sys.argv[1:]))
+    refusal = refused(error, words)
+    if refusal is None:
         return None
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
     command = error.ctx.command_path if error.ctx else "meshdsl"
-    help = f"`{command} --help` shows what there is"
-    show([Diagnostic("MD0604", message, help=help)])
+    help = () if refusal.fixes else (f"`{command} --help` shows what there is",)
+    with running("meshdsl", error.ctx.find_root().command if error.ctx else None, words):
+        show([wrong_option("MD0604", refusal.message, refusal.fixes, *help)])
     return 2

@@ -17,8 +17,8 @@ from meshdsl.diagnostics import (
     Fix,
     Source,
     counted,
-    fail,
 )
+from meshdsl.option_edits import give, refuse
 from meshdsl.pipeline import Options
 from meshdsl.syntax.parse import STDIN
 
@@ -38,7 +38,7 @@ def command(files: Files, given: Check) -> None:
     """Report what is wrong with files, and whether their `expect` blocks hold."""
     with common.reporting(given.json) as diagnostics:
         if given.diff and not given.fix:
-            fail("MD0601", "`--diff` goes with `--fix`", help="write `--fix --diff`")
+            refuse("MD0601", "`--diff` shows what `--fix` would change", give("--fix"))
         chosen = pipeline_options(given)
         checked: list[str] = []
         done: list[tuple[Diagnostic, Fix]] = []

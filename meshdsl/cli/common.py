@@ -23,6 +23,7 @@ from meshdsl.diagnostics import (
     counted,
     fail,
 )
+from meshdsl.option_edits import give, refuse
 from meshdsl.pipeline import Compilation, Options, compile_source
 
 if TYPE_CHECKING:
@@ -115,8 +116,9 @@ def show(diagnostics: Iterable[Diagnostic]) -> None:
     from rich.console import Console
 
     from meshdsl.carets import print_diagnostics
+    from meshdsl.cli.corrected import corrected
 
-    print_diagnostics(items, Console(stderr=True, highlight=False))
+    print_diagnostics(items, Console(stderr=True, highlight=False), corrected)
 
 
 def as_dicts(diagnostics: Iterable[Diagnostic]) -> list[DiagnosticFacts]:
@@ -228,7 +230,7 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
     if not path.parent.is_dir():
         fail("MD0502", f"there is no folder {path.parent}", help=f"make it: mkdir -p {path.parent}")
     if os.path.lexists(path) and not force:  # also a link to a file that is not there yet
-        fail("MD0503", f"{path} exists", help="--force overwrites it")
+        refuse("MD0503", f"{path} exists already", give("--force", safe=False), OTHER_NAME)
     if not os.access(path.parent, os.W_OK):
         help = "choose another folder, or change its permissions"
         fail("MD0502", f"the folder {path.parent} cannot be written to", help=help)
@@ -245,9 +247,14 @@ def check_params_output(out: Path, weights: str | None, force: bool) -> None:
         check_model(str(out), force)
         return
     if out.suffix not in WRITTEN:
-        help = f"write `--out {with_suffix(out, '.npz', 'params')}`, or `--as NAME` for a model"
-        fail("MD0602", f"`--out {out}`: parameters are written as .npz or .safetensors", help=help)
+        fix = give("--out", str(with_suffix(out, ".npz", "params")))
+        message = f"`--out {out}`: parameters are written as .npz or .safetensors"
+        refuse("MD0602", message, fix, "name a `weights` block: `--as NAME` writes a model")
     check_output(out, force)
+
+
+OTHER_NAME = "choose another name"
+"""The way out besides `--force`."""
 
 
 def _check_name(path: Path) -> None:

@@ -23,10 +23,12 @@ from typer import Argument
 from typer.core import TyperCommand, TyperGroup
 
 from meshdsl.cli import complete
-from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.cli.corrected import running
+from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.ir.types import DTYPES
 from meshdsl.named.declarations import MAX_DIM
 from meshdsl.named.size_files import SUFFIX, SetSizes, read_size_file
+from meshdsl.option_edits import leave_out, refuse, unknown_value
 from meshdsl.pipeline import DEFAULT_POLICY, OBJECTIVES, Options
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.records import dataclass
@@ -290,7 +292,8 @@ def only_one(given: Any, *names: str) -> None:
     both = [options[name] for name in names if name in options]
     if len(both) > 1:
         said = " and ".join(f"`{option}`" for option in both)
-        fail("MD0601", f"{said} are both given", help="choose one of them")
+        fixes = [leave_out(option, safe=False) for option in both]
+        refuse("MD0601", f"{said} are both given: only one can count", fixes)
 
 
 def chosen(given: Any) -> dict[str, str]:
@@ -303,8 +306,8 @@ def refuse_unknown(option: str, value: str, known: Iterable[str], why: str) -> N
     """Raise MD0602 for a value that is not among the `known`."""
     names = list(known)
     if value not in names:
-        help = did_you_mean(value, names) or f"there are {', '.join(names)}"
-        fail("MD0602", f"`--{option} {value}`: {why}", help=help)
+        message = f"`--{option} {value}`: {why}"
+        raise DiagnosticError(unknown_value("MD0602", message, f"--{option}", value, names))
 
 
 def sizes(settings: Iterable[str]) -> SetSizes:
@@ -418,9 +421,12 @@ class Command(TyperCommand):
             for given, times in Counter(order).items():
                 many = getattr(given, "multiple", False) or getattr(given, "is_flag", False)
                 if times > 1 and not many:
-                    ctx.fail(
-                        f"option '{given.opts[-1]}' is given {times} times, but takes one value"
-                    )
+                    name = given.opts[-1]
+                    try:
+                        ctx.fail(f"option '{name}' is given {times} times, but takes one value")
+                    except Exception as error:
+                        error.given_twice = name  # type: ignore[attr-defined]
+                        raise
         left = super().parse_args(ctx, args)
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
@@ -541,17 +547,11 @@ _PLAIN: dict[Any, Callable[[str, Any], Any]] = {
 """How texts are read by the type of a parameter; None where the text is none of it."""
 
 
-def refusal(error: Exception) -> str | None:
-    """The message of a command line that typer refused; None for any other exception."""
-    if not (hasattr(error, "format_message") and hasattr(error, "ctx")):
-        return None
-    message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
-    return message[:1].lower() + message[1:]
-
-
 def run_words(app: typer.Typer, words: list[str], name: str) -> Any:
     """Run the command of `app` that the words name; returns its result, raises typer's errors."""
-    return _command(app)(spread_settings(words), prog_name=name, standalone_mode=False)
+    command, spread_out = _command(app), spread_settings(words)
+    with running(name, command, spread_out):
+        return command(spread_out, prog_name=name, standalone_mode=False)
 
 
 @functools.cache

@@ -20,7 +20,8 @@ from meshdsl.cli.options import (
     refuse_unknown,
     weights,
 )
-from meshdsl.diagnostics import Diagnostic, Diagnostics, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics
+from meshdsl.option_edits import give, leave_out, refuse
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ def check_engine(given: RunOptions) -> None:
 
 def _check_out(out: Path, force: bool) -> None:
     if out.suffix != ".npz":
-        help = f"--out {common.with_suffix(out, '.npz', 'outputs')}"
-        fail("MD0602", f"`--out {out}`: outputs are written as .npz", help=help)
+        fix = give("--out", str(common.with_suffix(out, ".npz", "outputs")))
+        refuse("MD0602", f"`--out {out}`: outputs are written as .npz", fix)
     common.check_output(out, force)
 
 
@@ -105,8 +106,9 @@ def run(
     from meshdsl.backends.weights.params import params_file
 
     if given.weights is not None and given.params is None:
-        help = "name the model to read: `--params FOLDER`; or leave `--as` out"
-        fail("MD0601", f"`--as {given.weights}` without `--params`", help=help)
+        message = f"`--as {given.weights}` without `--params`: there is no model to read"
+        fix = leave_out("--as", safe=False)
+        refuse("MD0601", message, fix, "name the model: `--params FOLDER`")
     names = tuple(str(p.value.name) for p in made.named.params)
     with params_file(given.params, made, names, given.weights, diagnostics) as params:
         values = engines.InputSource(given.inputs, params, given.seed, timed)

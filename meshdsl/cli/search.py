@@ -24,7 +24,7 @@ from meshdsl.cli.options import (
     pipeline_options,
     refuse_unknown,
 )
-from meshdsl.diagnostics import fail
+from meshdsl.option_edits import give, leave_out, refuse
 from meshdsl.syntax.parse import STDIN
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def command(file: File, given: SearchLayouts) -> None:
             _compare(file, given, diagnostics)
             return
         if given.expect and not given.write:
-            fail("MD0601", "`--expect` goes with `--write`", help="write `--write NAME --expect`")
+            message = "`--expect` is written beside the layout of `--write`"
+            refuse("MD0601", message, give("--write", "best", safe=False), "any other name")
         check_method(given)
         compilation = common.compiled(file, pipeline_options(given), diagnostics, "named")
         if given.write:
@@ -159,14 +160,17 @@ def refuse_meaningless(given: SearchLayouts) -> None:
     for field, told in chosen(given).items():
         if given.graph and field not in (*OF_GRAPHS, *OF_BOTH):
             message = f"`{told}` is about layouts, and `--graph` has none"
-            fail("MD0601", message, help=f"leave `{told}` out")
+            refuse("MD0601", message, leave_out(told))
         if given.compare_methods and field in OF_ONE_METHOD:
             message = (
                 f"`{told}` is about one result, and `--compare-methods` has one of each method"
             )
-            fail("MD0601", message, help=f"leave `{told}` out, or `--compare-methods`")
+            fixes = [leave_out(option, safe=False) for option in (told, "--compare-methods")]
+            refuse("MD0601", message, fixes)
         if not given.graph and field in OF_GRAPHS:
-            fail("MD0601", f"`{told}` goes with `--graph`", help="write `--graph FILE.json`")
+            message = f"`{told}` is about the graph of `--graph`, and there is none"
+            fixes = [leave_out(told, safe=False), give("--graph", safe=False)]
+            refuse("MD0601", message, fixes, "name the file of a graph")
 
 
 def request_of(given: SearchLayouts) -> SearchRequest:

@@ -10,6 +10,7 @@ from typer import Argument
 from meshdsl.cli import common
 from meshdsl.cli.options import Force, TextOptions, opt, option
 from meshdsl.diagnostics import fail
+from meshdsl.option_edits import give, refuse
 
 TextFiles = Annotated[
     list[Path],
@@ -33,8 +34,8 @@ def command(files: TextFiles, given: TokenizeOptions) -> None:
             help = "name the `tokenizer.json` of a model, or its folder"
             fail("MD0601", "`tokenize` without `--tokenizer F`", help=help)
         if given.out.suffix != ".npy":
-            help = f"--out {common.with_suffix(given.out, '.npy', 'tokens')}"
-            fail("MD0602", f"`--out {given.out}`: tokens are written as .npy", help=help)
+            fix = give("--out", str(common.with_suffix(given.out, ".npy", "tokens")))
+            refuse("MD0602", f"`--out {given.out}`: tokens are written as .npy", fix)
         common.check_output(given.out, given.force)
         count = write_texts([str(path) for path in files], given.texts, str(given.out))
         common.say(f"wrote {count:,} tokens to {given.out}")

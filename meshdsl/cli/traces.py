@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from meshdsl.cli import common
-from meshdsl.diagnostics import fail
+from meshdsl.option_edits import give, leave_out, refuse
 from meshdsl.pipeline import Compilation
 
 
@@ -22,8 +22,9 @@ def timed(out: Path | None, engine: str, force: bool) -> Iterator[str | None]:
         yield None
         return
     if engine != "torchrun":
-        message = f"`--trace` with the engine {engine}: its devices share one process"
-        fail("MD0633", message, help="add `--engine torchrun`")
+        message = f"`--trace` with `--engine {engine}`, whose devices share one process"
+        fixes = [give("--engine", "torchrun", safe=False), leave_out("--trace", safe=False)]
+        refuse("MD0633", message, fixes)
     common.check_output(out, force)
     with tempfile.TemporaryDirectory(prefix="meshdsl-timed-") as folder:
         yield folder

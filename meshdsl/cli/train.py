@@ -23,7 +23,8 @@ from meshdsl.cli.options import (
     refuse_unknown,
     weights,
 )
-from meshdsl.diagnostics import Diagnostic, Diagnostics, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics
+from meshdsl.option_edits import leave_out, refuse
 from meshdsl.pipeline import Options
 
 if TYPE_CHECKING:
@@ -122,11 +123,13 @@ def _check(job: Job, given: Train) -> None:
     check_options(job.data, given.texts)
     check_together(job)
     if job.resume and job.params is not None:
-        help = "leave one of them out: a run that is resumed has its values in the checkpoint"
-        fail("MD0516", "`--params` and `--resume` both say what to begin with", help=help)
+        message = "`--params` and `--resume`: a resumed run has its values in the checkpoint"
+        fixes = [leave_out(option, safe=False) for option in ("--params", "--resume")]
+        refuse("MD0516", message, fixes)
     if given.weights is not None and job.out is None and job.params is None:
-        help = "name a model: `--params FOLDER` to read one, `--out FOLDER` to write one"
-        fail("MD0516", f"`--as {given.weights}` without `--params` or `--out`", help=help)
+        message = f"`--as {given.weights}` without `--params` or `--out`: there is no model"
+        other = "name one: `--params FOLDER` to read it, `--out FOLDER` to write it"
+        refuse("MD0516", message, leave_out("--as", safe=False), other)
     _check_outputs(job, given)
 
 

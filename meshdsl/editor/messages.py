@@ -100,7 +100,8 @@ def quick_fixes(
 
 def own_fixes(diagnostic: Diagnostic, text: Text) -> tuple[Fix, ...]:
     """The fixes of a diagnostic that edit this document alone."""
-    return tuple(f for f in diagnostic.fixes if all(text.owns(edit.span) for edit in f.edits))
+    fixes = (fix for fix in diagnostic.fixes if fix.edits and not fix.options)
+    return tuple(fix for fix in fixes if all(text.owns(edit.span) for edit in fix.edits))
 
 
 def fix_all(uri: str, diagnostics: Iterable[Diagnostic]) -> Iterator[lsp.CodeAction]:

@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from meshdsl.api.errors import ProgramError, placed, shown, told
+from meshdsl.api.errors import ProgramError, as_command, shown, told
 from meshdsl.api.plan import Plan
 from meshdsl.api.programs import Program
 from meshdsl.api.schedules import Schedule
@@ -22,7 +22,7 @@ from meshdsl.cli.compare import compare_columns
 from meshdsl.cli.explain import focus_of
 from meshdsl.cli.options import pipeline_options
 from meshdsl.cli.run import asked, check_engine, run
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, did_you_mean, fail
 from meshdsl.notebook.magic_lines import MagicLine, read_cell, read_line
 from meshdsl.notebook.session import CellProgram, Session
 from meshdsl.placed.layout import mesh_of
@@ -41,6 +41,7 @@ class MdslMagics(Magics):
         self.session = Session()
 
     @line_cell_magic
+    @as_command()
     @told
     def mdsl(self, line: str, cell: str | None = None) -> Any:
         """`%%mdsl [--layout L] [--mesh M] …`: define what the cell declares.
@@ -55,13 +56,7 @@ class MdslMagics(Magics):
         """
         if cell is None:
             words = read_line(line)
-            try:
-                return getattr(self, f"_{words.verb}")(words)
-            except DiagnosticError as error:
-                if error.diagnostics[0].code != "MD0601":
-                    raise
-                # A value of an option: a line takes them as the command does.
-                raise ProgramError(*placed(error.diagnostics)) from None
+            return getattr(self, f"_{words.verb}")(words)
         return self._cell(line, cell)
 
     # --- cells -------------------------------------------------------------------------------

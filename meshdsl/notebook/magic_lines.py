@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from meshdsl.cli import usage
 from meshdsl.cli.compare import Compare
 from meshdsl.cli.compile import Compile
 from meshdsl.cli.explain import Explain
@@ -22,7 +23,6 @@ from meshdsl.cli.options import (
     flag,
     opt,
     option,
-    refusal,
     run_words,
     spread,
 )
@@ -30,7 +30,8 @@ from meshdsl.cli.run import RunOptions
 from meshdsl.cli.schedule import Draw
 from meshdsl.cli.search import SearchLayouts
 from meshdsl.cli.simulate import Simulate
-from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.diagnostics import Fix, Source, Span, did_you_mean, fail
+from meshdsl.option_edits import advice
 from meshdsl.records import dataclass
 
 
@@ -153,10 +154,10 @@ def _read(
     try:
         parsed = run_words(app, words, magic)
     except Exception as error:
-        message = refusal(error)
-        if message is None:
+        refusal = usage.refused(error, tuple(words))
+        if refusal is None:
             raise
-        _refuse(full_line, message, takes)
+        _refuse(full_line, refusal.message, takes, refusal.fixes)
     given_options = parsed.given if isinstance(parsed, MagicLine) else parsed
     for f in fields(options):
         if f.name in refused and getattr(given_options, f.name) != f.default:
@@ -165,6 +166,7 @@ def _read(
     return parsed
 
 
-def _refuse(line: str, message: str, help: str) -> NoReturn:
+def _refuse(line: str, message: str, help: str, fixes: tuple[Fix, ...] = ()) -> NoReturn:
+    """Raise MD0604 at a line; `help` is for where there are no fixes."""
     place = Span(Source("the line of the magic", line), 0, len(line))
-    fail("MD0604", message, place, help=help)
+    fail("MD0604", message, place, help=advice(fixes) if fixes else help, fixes=fixes)

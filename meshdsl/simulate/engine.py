@@ -6,6 +6,7 @@ from meshdsl.cluster.profile import names
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import DeviceProgram, Pipeline
 from meshdsl.diagnostics import fail
+from meshdsl.option_edits import give, refuse
 from meshdsl.simulate.device_run import DeviceRun
 from meshdsl.simulate.stage_run import simulate_stage
 from meshdsl.simulate.timeline import Timeline
@@ -48,9 +49,13 @@ def needed(timing: Timing | None) -> Timing:
     """The timing of the cluster that is named. Raises MD0630 where none is."""
     if timing is None:
         message = "no cluster is named, and how long a step takes depends on it"
-        fail(
+        first, *others = names()
+        fix = give("--cluster", first, safe=False)
+        refuse(
             "MD0630",
             message,
-            help=f"name one of {', '.join(names())}: `--cluster NAME`, or `mesh … on NAME`",
+            fix,
+            f"another of {', '.join(others)}",
+            "name it in the file: `mesh … on NAME`",
         )
     return timing

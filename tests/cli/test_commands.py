@@ -123,7 +123,7 @@ def _size(size: int) -> dict[str, object]:
     """The fix that gives the dim another size."""
     span = {"start": {"line": 1, "column": 9}, "end": {"line": 1, "column": 10}}
     edit = {"file": "f.mdsl", **span, "text": str(size)}
-    return {"title": f"write `a = {size}`", "safe": False, "edits": [edit]}
+    return {"title": f"write `a = {size}`", "safe": False, "edits": [edit], "options": []}
 
 
 def test_codes_are_explained(cli: Cli) -> None:

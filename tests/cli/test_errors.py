@@ -21,9 +21,13 @@ from typing import Any
 
 import pytest
 
+from meshdsl.cli import common
+from meshdsl.cli.corrected import of_command
+from meshdsl.diagnostics import Diagnostic
 from tests.project import matching
 
 from .command import Cli
+from .tried import Outcome, after, check_fix, heard
 
 FOLDER = Path(__file__).resolve().parent.parent / "errors"
 FILES = matching("tests/errors/*.mdsl")
@@ -32,10 +36,14 @@ PLACE = re.compile(r" *--> .*?:(\d+:\d+)")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_bad_input(path: Path, cli: Cli) -> None:
+def test_bad_input(path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     text = path.read_text(encoding="utf-8")
     shutil.copy(path, path.name)
-    done = cli(*_arguments(path, text))
+    told: list[Diagnostic] = []
+    with monkeypatch.context() as patch:
+        show = common.show
+        patch.setattr(common, "show", lambda found: show(told.extend(found := [*found]) or found))
+        done = cli(*_arguments(path, text))
     shown = [line.rstrip() for line in (done.out + done.err).strip("\n").split("\n")]
     if os.environ.get("MESHDSL_BLESS"):
         text = _blessed(text, shown)
@@ -46,6 +54,20 @@ def test_bad_input(path: Path, cli: Cli) -> None:
     assert sum(line.startswith("help: ") for line in shown) == len(_expected(text))
     if _arguments(path, text)[0] == "check" and "[MD0604]" not in text:
         _check_json(path, text, cli)
+    _check_fixes(path, _arguments(path, text), Outcome(done.code, tuple(told)), cli, monkeypatch)
+
+
+def _check_fixes(
+    path: Path, words: list[str], first: Outcome, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fix of the command mends it."""
+    for diagnostic in first.diagnostics:
+        for fix in diagnostic.fixes:
+            if of_command(fix) is not None:
+                shutil.copy(path, path.name)
+                fixed = after(words, fix, Path())
+                assert fixed is not None
+                check_fix(lambda w: heard(cli, w, monkeypatch), fixed, first, diagnostic)
 
 
 def _check_json(path: Path, text: str, cli: Cli) -> None:

@@ -1,0 +1,145 @@
+"""Ways out that change a command: made, and told.
+
+A help that names an option is printed from the fix that changes it, so what it says can be tried:
+`meshdsl/cli/corrected.py` carries fixes out.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Fix,
+    OptionEdit,
+    Related,
+    Span,
+    all_closest,
+)
+
+
+def give(option: str, value: str | bool = True, old: str | None = None, safe: bool = True) -> Fix:
+    """The fix that gives an option with this value, in place of any that it has (or of `old`)."""
+    edit = OptionEdit(option, value, old)
+    return Fix(f"{_verb(edit)} `{shown(edit)}`", safe=safe, options=(edit,))
+
+
+def leave_out(option: str, old: str | None = None, safe: bool = True) -> Fix:
+    """The fix that removes an option; of one that is given several times, that with `old`."""
+    edit = OptionEdit(option, None, old)
+    return Fix(f"{_verb(edit)} `{shown(edit)}`", safe=safe, options=(edit,))
+
+
+def replace_argument(old: str, new: str, safe: bool = True) -> Fix:
+    """The fix that writes another argument, which belongs to no option."""
+    edit = OptionEdit("", new, old)
+    return Fix(f"{_verb(edit)} `{shown(edit)}`", safe=safe, options=(edit,))
+
+
+def one_of(option: str, values: Iterable[str], old: str | None = None) -> tuple[Fix, ...]:
+    """The fixes that give an option one of several values, each a choice unless it is the only."""
+    named = list(values)
+    return tuple(give(option, value, old, safe=len(named) == 1) for value in named)
+
+
+FEW = 6
+"""So many values of an option are offered each as a fix; of more the help has the names."""
+
+
+def known_values(option: str, value: str, known: Iterable[str]) -> tuple[tuple[Fix, ...], str]:
+    """The fixes that write what was meant by `value`, and the help that offers them.
+
+    They are the values that are closest; where none is close all values, if these are few. Without
+    an `option` they replace the argument.
+    """
+    values = list(known)
+    close = all_closest(value, values) or (values if len(values) <= FEW else [])
+    if option:
+        fixes = one_of(option, close)
+    else:
+        fixes = tuple(replace_argument(value, word, safe=len(close) == 1) for word in close)
+    return fixes, advice(fixes) if fixes else f"there are {', '.join(values) or 'none'}"
+
+
+def unknown_value(
+    code: str, message: str, option: str, value: str, known: Iterable[str], span: Span | None = None
+) -> Diagnostic:
+    """The error for a value that an option does not know, or an argument without an `option`."""
+    fixes, help = known_values(option, value, known)
+    return Diagnostic(code, message, span, help=help, fixes=fixes)
+
+
+def _verb(edit: OptionEdit) -> str:
+    if edit.value is None:
+        return "leave out"
+    return "add" if edit.value is True else "write"
+
+
+def shown(edit: OptionEdit) -> str:
+    """What an edit writes or leaves out, as it is on the command line."""
+    if edit.value is None:
+        return edit.option if edit.old is None else f"{edit.option} {shlex.quote(edit.old)}"
+    if edit.value is True:
+        return edit.option
+    return f"{edit.option} {shlex.quote(str(edit.value))}".lstrip()
+
+
+def in_python(edit: OptionEdit) -> str:
+    """The same as an argument of a call of the package."""
+    name = _PYTHON.get(edit.option, edit.option.removeprefix("--").replace("-", "_"))
+    if edit.value is None:
+        return name
+    if edit.option == "--set":
+        return str(edit.value)
+    number = isinstance(edit.value, str) and edit.value.replace(".", "", 1).isdigit()
+    return f"{name}={edit.value}" if number or edit.value is True else f'{name}="{edit.value}"'
+
+
+_PYTHON = {"--as": "weights"}
+"""Options whose argument in Python has another name."""
+
+
+def advice(fixes: Sequence[Fix], *others: str) -> str:
+    """The help that offers these fixes, and `others` in words: what no edit can say.
+
+    Fixes that begin alike are told together: ``write `--engine local` or `--engine torchrun` ``.
+    """
+    told: dict[str, list[str]] = {}
+    for fix in fixes:
+        verb, quote, name = fix.title.partition(" `")
+        told.setdefault(verb, []).append(f"{quote.strip()}{name}")
+    return ", or ".join([*(f"{verb} {_either(parts)}" for verb, parts in told.items()), *others])
+
+
+def _either(parts: list[str]) -> str:
+    """`a`, `b` or `c`."""
+    return " or ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+
+
+def wrong_option(
+    code: str,
+    message: str,
+    fixes: Fix | Sequence[Fix],
+    *others: str,
+    span: Span | None = None,
+    related: tuple[Related, ...] = (),
+) -> Diagnostic:
+    """The error whose help offers these fixes of the command, then `others` in words."""
+    offered = (fixes,) if isinstance(fixes, Fix) else tuple(fixes)
+    help = advice(offered, *others)
+    return Diagnostic(code, message, span, related=related, help=help, fixes=offered)
+
+
+def refuse(
+    code: str,
+    message: str,
+    fixes: Fix | Sequence[Fix],
+    *others: str,
+    span: Span | None = None,
+    related: tuple[Related, ...] = (),
+) -> NoReturn:
+    """Raise the error of `wrong_option`."""
+    raise DiagnosticError(wrong_option(code, message, fixes, *others, span=span, related=related))
