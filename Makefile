@@ -13,7 +13,7 @@ INSTALL = quiet=--quiet; if [ -t 1 ]; then quiet=; fi; $(BIN)/python -m pip inst
 SPHINX = $(BIN)/python -m sphinx -q -n -W --keep-going -E -c docs -d build/pages
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench lab notebooks docs install clean
+.PHONY: help run test lint format bench lab notebooks docs browser install clean
 MAKEFLAGS += --no-print-directory
 
 help:  ## list what can be made
@@ -48,8 +48,12 @@ notebooks: $(STAMP)  ## execute the notebooks' scripts and write the notebooks a
 
 docs: $(STAMP)  ## the site of all pages, in build/site; LINKS=1 asks for every address in them
 	@$(SPHINX) . build/site
+	@$(MAKE) browser
 	@[ -z "$(LINKS)" ] || $(SPHINX) -b linkcheck . build/links
 	@echo "open $(CURDIR)/build/site/index.html"
+
+browser: $(STAMP)  ## the page that needs no installation, in build/site; it needs node and npm
+	@$(BIN)/python -m docs.browser.build build/site
 
 install: $(STAMP)  ## make .venv ready and do nothing else
 

@@ -17,6 +17,8 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.play.protocol import (
     Choices,
+    CompileJob,
+    Failed,
     PageAnswer,
     PageDiagnostic,
     PageEdit,
@@ -189,6 +191,14 @@ def _edit(edit: Edit, units: Units) -> PageEdit:
         "end": units.at(edit.span.end),
         "text": edit.text,
     }
+
+
+def answered(job: CompileJob) -> PageAnswer | Failed:
+    """The answer to a job; `{"failed": …}` where the compiler itself failed."""
+    try:
+        return answer(Source(job["name"], job["text"]), Options(**job["options"]))
+    except Exception as error:  # our own mistake: the page says so, and the next question is new
+        return {"failed": f"{type(error).__name__}: {error}"[:500]}
 
 
 # --- questions -------------------------------------------------------------------------------

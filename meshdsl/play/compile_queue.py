@@ -26,10 +26,12 @@ def main() -> None:
     """Answer questions, a line of JSON each, until the server ends and with it this input."""
     questions: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(questions,), daemon=True).start()
+    from meshdsl.play.answer import answered
+
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing that is printed can be taken for an answer
     while True:
-        replies.write(f"{json.dumps(_answered(json.loads(questions.get())))}\n")
+        replies.write(f"{json.dumps(answered(json.loads(questions.get())))}\n")
         replies.flush()
 
 
@@ -38,17 +40,6 @@ def _read(questions: SimpleQueue[str]) -> None:
     for line in sys.stdin:
         questions.put(line)
     os._exit(0)
-
-
-def _answered(job: CompileJob) -> PageAnswer | Failed:
-    from meshdsl.diagnostics import Source
-    from meshdsl.pipeline import Options
-    from meshdsl.play.answer import answer
-
-    try:
-        return answer(Source(job["name"], job["text"]), Options(**job["options"]))
-    except Exception as error:  # our own mistake: the page says so, and the next question is new
-        return {"failed": f"{type(error).__name__}: {error}"[:500]}
 
 
 class Desk:

@@ -20,11 +20,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.pipeline import Options
-from meshdsl.placed.place import POLICIES
 from meshdsl.play.answer import asked, colours
 from meshdsl.play.compile_queue import Desk
 from meshdsl.play.edited_file import EditedFile
-from meshdsl.play.page import page
+from meshdsl.play.page import begun, page
 from meshdsl.play.protocol import (
     CompileJob,
     CompileQuestion,
@@ -36,6 +35,7 @@ from meshdsl.play.protocol import (
     SaveQuestion,
     TextQuestion,
 )
+from meshdsl.play.questions import QUESTION, HTTPRefused, check_form
 from meshdsl.records import dataclass
 
 HOST = "127.0.0.1"
@@ -44,14 +44,6 @@ MAX_BODY = 1 << 20
 
 PATIENCE = 30
 """Seconds that a connection may stay silent."""
-
-
-class HTTPRefused(Exception):
-    """A request that is not answered: the status of HTTP, and why."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status, self.why = status, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +58,7 @@ class Play:
     def state(self) -> PageState:
         """The text of the file, its digest, and the choices that the page begins with."""
         source, digest = self.document.read()
-        chosen = self.options
-        return {
-            "file": source.name,
-            "text": source.text,
-            "digest": digest,
-            "writable": self.document.writable,
-            "policies": list(POLICIES),
-            "chosen": {
-                "program": chosen.program,
-                "mesh": chosen.mesh,
-                "layout": chosen.layout,
-                "sbp": chosen.sbp,
-                "reduce": chosen.reduce,
-                "sizes": dict(chosen.set_dims),
-            },
-        }
+        return begun("server", source, self.options, digest, self.document.writable)
 
     def compile(self, question: CompileQuestion) -> PageAnswer | Failed:
         """The outcome of a text under the choices beside it; 409 where a newer one was asked."""
@@ -111,34 +88,6 @@ class Play:
 
 
 # --- requests --------------------------------------------------------------------------------
-
-_NAME = (str, type(None))
-QUESTION: Mapping[str, Any] = {
-    "text": str,
-    "program": _NAME,
-    "mesh": _NAME,
-    "layout": _NAME,
-    "sbp": _NAME,
-    "reduce": str,
-    "sizes": dict,
-}
-"""The entries of a question to `/compile`, and their types."""
-
-
-def check_form(found: Any, form: Mapping[str, Any]) -> None:
-    """Refuse JSON that is not an object of exactly these entries."""
-    if not isinstance(found, dict) or set(found) != set(form):
-        raise HTTPRefused(400, f"the body has to be an object with {', '.join(form)}")
-    for name, kind in form.items():
-        if not isinstance(found[name], kind):
-            raise HTTPRefused(400, f"`{name}` is of another type")
-    for size in found.get("sizes", {}).values():
-        if type(size) is not int or not 0 <= size <= 10**19:
-            raise HTTPRefused(400, "a size is a whole number")
-    try:
-        json.dumps(found, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        raise HTTPRefused(400, "the text is not Unicode") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,25 +3,75 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.resources import files
+from typing import Literal
 
-from meshdsl.play.protocol import PageState
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Options
+from meshdsl.placed.place import POLICIES
+from meshdsl.play.protocol import PageExample, PageState
 from meshdsl.report.html import escaped
 from meshdsl.report.page import as_data, colours, digest
 from meshdsl.version import __version__
 
+SCRIPTS = ("engine.js", "link.js", "play.js")
+"""The parts of the script, in order."""
+
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+def begun(
+    engine: Literal["server", "worker"],
+    source: Source,
+    options: Options,
+    digest: str | None = None,
+    writable: bool = False,
+    examples: Sequence[PageExample] = (),
+) -> PageState:
+    """The state of a page that begins with a text and with the choices of the options."""
+    return {
+        "engine": engine,
+        "examples": list(examples),
+        "file": source.name,
+        "text": source.text,
+        "digest": digest,
+        "writable": writable,
+        "policies": list(POLICIES),
+        "chosen": {
+            "program": options.program,
+            "mesh": options.mesh,
+            "layout": options.layout,
+            "sbp": options.sbp,
+            "reduce": options.reduce,
+            "sizes": dict(options.set_dims),
+        },
+    }
+
+
+def static_page(examples: Sequence[PageExample]) -> str:
+    """The page without a server: a web worker beside it answers, from the folder `play`.
+
+    It begins with the first of the examples.
+    """
+    first = Source(f"{examples[0]['name']}.mdsl", examples[0]["text"])
+    html, _ = page(begun("worker", first, Options(), examples=examples))
+    return html
 
 
 def page(state: PageState) -> tuple[str, str]:
     """The page that starts from a state, and the content security policy it needs.
 
-    The policy allows the style and the script of the page, by their hashes, and requests to the
-    server that the page came from.
+    The policy allows the style and the script of the page, by their hashes, and beside them only
+    what answers its questions: the server that it came from, or the worker beside it. A page of the
+    worker has its policy inside: servers of files send none.
     """
     style = "\n".join((colours(), _resource("play.css"), _syntax_colours()))
-    script = _resource("play.js")
+    script = "\n".join(map(_resource, SCRIPTS))
+    policy = _policy(state, style, script)
+    inside = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     parts = {
+        "policy": inside if state["engine"] == "worker" else "",
         "version": escaped(__version__),
         "title": escaped(f"{state['file']}: meshdsl play"),
         "file": escaped(state["file"]),
@@ -30,17 +80,21 @@ def page(state: PageState) -> tuple[str, str]:
         "script": script,
     }
     html = _PLACE.sub(lambda place: parts[place[1]], _resource("page.html"))
-    policy = {
+    return html, policy
+
+
+def _policy(state: PageState, style: str, script: str) -> str:
+    allowed = {
         "default-src": "'none'",
         "style-src": f"'{digest(style)}'",
         "script-src": f"'{digest(script)}'",
         "img-src": "data:",
-        "connect-src": "'self'",
+        **({"worker-src": "'self'"} if state["engine"] == "worker" else {"connect-src": "'self'"}),
         "base-uri": "'none'",
         "form-action": "'none'",
-        "frame-ancestors": "'none'",
+        **({} if state["engine"] == "worker" else {"frame-ancestors": "'none'"}),
     }
-    return html, "; ".join(f"{name} {value}" for name, value in policy.items())
+    return "; ".join(f"{name} {value}" for name, value in allowed.items())
 
 
 def _resource(name: str) -> str:

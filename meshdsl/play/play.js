@@ -1,8 +1,8 @@
-"use strict";
-(() => {
+(async () => {
   const $ = (id) => document.getElementById(id);
   const start = JSON.parse($("data").textContent);
-  const token = new URLSearchParams(location.search).get("token") ?? "";
+  const isAlone = start.engine === "worker"; // a page without a server and without a file
+  if (isAlone) Object.assign(start, await linked(start));
   const PAUSE = 200; // milliseconds without a keystroke before the server is asked
   const LONG = 1500; // milliseconds after which a question under way gives way to a newer one
   const COLOURED = 60000; // characters up to which words have colours
@@ -31,16 +31,9 @@
     return made;
   };
 
-  // --- the server ------------------------------------------------------------------------------
+  // --- what answers ----------------------------------------------------------------------------
 
-  const ask = async (path, question) => {
-    const headers = { Authorization: `Bearer ${token}` };
-    const sent = question === undefined ? { headers } : {
-      method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(question),
-    };
-    const reply = await fetch(path, { ...sent, cache: "no-store", credentials: "omit", redirect: "error" });
-    return { status: reply.status, body: await reply.json() };
-  };
+  const ask = isAlone ? inWorker((words) => ($("verdict").textContent = words)) : overHTTP();
 
   // --- the editor ------------------------------------------------------------------------------
 
@@ -256,6 +249,7 @@
     if (JSON.parse(asked).text === text.value) {
       answered = asked;
       show(reply);
+      remember();
     }
     refresh();
   };
@@ -391,7 +385,8 @@
     const changed = text.value !== kept;
     $("save").hidden = !start.writable;
     $("save").disabled = !changed;
-    const plain = start.writable ? "edited, not saved" : "edited; nothing is written to the file";
+    const plain = start.writable ? "edited, not saved"
+      : isAlone ? "edited; the address of this page has the edits" : "edited; nothing is written to the file";
     $("saved").textContent = words || (changed ? plain : "");
   };
   const save = async () => {
@@ -406,6 +401,7 @@
     }
   };
   const look = async () => {
+    if (isAlone) return;
     try {
       const { status, body } = await ask("/state");
       if (status !== 200 || body.digest === digest) return;
@@ -415,6 +411,34 @@
       edited();
       tellSaved("read anew from disk");
     } catch { /* said at the next question */ }
+  };
+
+  // --- a page without a server: its address has the program ---------------------------------
+
+  let begun = "";
+  const remember = async () => {
+    if (!isAlone || (!location.hash && JSON.stringify(question()) === begun)) return;
+    const entries = Object.entries(question()).filter(([, value]) => value !== null);
+    history.replaceState(null, "", `#code=${await packed(Object.fromEntries(entries))}`);
+  };
+  const share = async () => {
+    await remember();
+    let words = "Link copied";
+    try {
+      await navigator.clipboard.writeText(location.href);
+    } catch {
+      words = "Copy the address of this page";
+    }
+    $("share").textContent = words;
+    setTimeout(() => ($("share").textContent = "Copy link"), 2000);
+  };
+  const open = (example) => {
+    Object.assign(chosen, { program: null, mesh: null, layout: null, sbp: null, sizes: {} });
+    Object.assign(spelled, { layout: LAYOUT.first, mesh: LAYOUT.first });
+    replace(0, text.value.length, example.text);
+    text.setSelectionRange(0, 0);
+    $("editor").scrollTop = 0;
+    refresh();
   };
 
   // --- hands on --------------------------------------------------------------------------------
@@ -430,6 +454,15 @@
   text.addEventListener("input", edited);
   document.addEventListener("selectionchange", () => document.activeElement === text && here());
   $("save").addEventListener("click", save);
+  $("share").hidden = !isAlone;
+  $("share").addEventListener("click", share);
+  addEventListener("hashchange", () => isAlone && location.reload()); // another link; ours cause no event
+  $("examples-field").hidden = !start.examples.length;
+  $("examples").append(...start.examples.map((example, i) => new Option(example.name, i)));
+  $("examples").addEventListener("change", ({ target }) => {
+    if (target.value !== "") open(start.examples[target.value]);
+    target.value = "";
+  });
   document.addEventListener("keydown", (event) => {
     if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "s") return;
     event.preventDefault();
@@ -474,6 +507,8 @@
 
   text.value = start.text;
   offer({ programs: [], layouts: [], sbps: [], meshes: [], dims: {} });
+  begun = JSON.stringify(question());
   edited();
+  if (start.broken) tellSaved("the address of this page has no program that can be read");
   refresh();
 })();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 
 class PageOptions(TypedDict):
@@ -17,9 +17,21 @@ class PageOptions(TypedDict):
     sizes: dict[str, int]
 
 
-class PageState(TypedDict):
-    """The text of the file, its digest, and the choices that the page begins with."""
+class PageExample(TypedDict):
+    """A program to begin with."""
 
+    name: str
+    text: str
+
+
+class PageState(TypedDict):
+    """The text of the file, its digest, and the choices that the page begins with.
+
+    `engine` answers the page's questions: the server that it came from, or a web worker.
+    """
+
+    engine: Literal["server", "worker"]
+    examples: list[PageExample]
     file: str
     text: str
     digest: str | None

@@ -23,7 +23,8 @@ from meshdsl.pipeline import Options
 from meshdsl.play import compile_queue
 from meshdsl.play.compile_queue import Desk
 from meshdsl.play.edited_file import EditedFile
-from meshdsl.play.http_server import HOST, MAX_BODY, HTTPRefused, Play
+from meshdsl.play.http_server import HOST, MAX_BODY, Play
+from meshdsl.play.questions import HTTPRefused
 from meshdsl.project import project
 from tests.project import ROOT
 from tests.waiting import started, until

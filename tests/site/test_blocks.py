@@ -53,6 +53,7 @@ NOT_RUN = {
     r"torchrun .*": "tests/test_readme.py runs these lines on two process groups",
     r"python data\.py|meshdsl train spiral\.mdsl .*": "tests/cli/test_new.py runs them",
     r"meshdsl play .*": "it waits for a browser",
+    r"python -m http.server .*": "it serves until it is ended",
     r"meshdsl train FILE\.mdsl .*": "FILE stands for any program",
     r"ln -s .*|code .*|npm .*": "it changes an editor that is installed",
 }

@@ -1,0 +1,1 @@
+"""The page that needs no installation: `python -m docs.browser.build` (docs/browser.md)."""

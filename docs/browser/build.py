@@ -1,0 +1,161 @@
+"""Build the page that needs no installation into a folder: `python -m docs.browser.build FOLDER`.
+
+It is the page of `meshdsl play`, with a web worker in place of the server. The worker loads Python
+and HiGHS, which are WebAssembly from npm (`package-lock.json` has their digests), and this package
+with the libraries that it imports, of the versions in `constraints.txt`.
+Without node and npm nothing is built, which is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshdsl.play.page import static_page
+from meshdsl.play.protocol import PageExample
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+CACHE = ROOT / "build/browser"
+"""What is built is kept there for the next time."""
+
+LIBRARIES = ("lark", "opt_einsum", "platformdirs", "pygments", "rich")
+"""What the package imports to check and explain a program, beside the standard library."""
+
+BUILT = ("msgspec",)
+"""The same, of C, which PyPI has for Python in a browser."""
+
+BROWSER = ("--python-version=3.14", "--platform=pyemscripten_2026_0_wasm32")
+"""The Python of this Pyodide, for pip."""
+
+LOADED = {
+    "pyodide": ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip"),
+    "highs": ("build/highs.mjs", "build/highs.wasm"),
+}
+"""The files of the packages of npm that a browser loads."""
+
+FIRST = ("mlp", "matmul", "transformer")
+"""The examples at the head of the menu; the others follow by name."""
+
+
+def main(site: Path) -> None:
+    """Write `play.html` and the folder `play` beside it."""
+    missing = [name for name in ("node", "npm") if shutil.which(name) is None]
+    if missing:
+        print(f"without {' and '.join(missing)} the page that needs no installation is not built")
+        return
+    packages = _packages()
+    folder = site / "play"
+    folder.mkdir(parents=True, exist_ok=True)
+    for package, names in LOADED.items():
+        for name in names:
+            shutil.copy(packages / package / name, folder)
+    # The list of packages that Pyodide could load from elsewhere: none.
+    (folder / "pyodide-lock.json").write_text(_no_packages(packages), encoding="utf-8")
+    shutil.copy(_code(packages), folder / "meshdsl.zip")
+    shutil.copy(HERE / "worker.mjs", folder)
+    (site / "play.html").write_text(static_page([*_examples()]), encoding="utf-8")
+    print(f"open play.html of {site} by a server of files: python -m http.server -d {site}")
+
+
+def _packages() -> Path:
+    """The packages of npm, installed if they are not."""
+    folder = CACHE / "npm"
+    for name in ("package.json", "package-lock.json"):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / name, folder)
+    stamp = folder / "installed"
+    wanted = _digest([HERE / "package-lock.json"])
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
+        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+        subprocess.run(command, cwd=folder, check=True)
+        stamp.write_text(wanted, encoding="utf-8")
+    return folder / "node_modules"
+
+
+def _no_packages(packages: Path) -> str:
+    lock = json.loads((packages / "pyodide/pyodide-lock.json").read_text(encoding="utf-8"))
+    return json.dumps({"info": lock["info"], "packages": {}})
+
+
+def _code(packages: Path) -> Path:
+    """This package and its libraries in one archive, with their bytecode."""
+    sources = sorted(p for p in (ROOT / "meshdsl").rglob("*") if p.is_file() and not _is_made(p))
+    backends = sorted(p for p in (ROOT / "backends").rglob("*") if p.is_file() and not _is_made(p))
+    own = [HERE / "build.py", HERE / "compile.mjs", ROOT / "constraints.txt"]
+    own += sorted((ROOT / "examples").glob("*.mdsl"))
+    digest = _digest([*own, HERE / "package-lock.json", *sources, *backends])
+    archive = CACHE / f"meshdsl-{digest[:16]}.zip"
+    if archive.is_file():
+        return archive
+    wheels, code = CACHE / "wheels", CACHE / "code"
+    for folder in (wheels, code):
+        shutil.rmtree(folder, ignore_errors=True)
+    print("compiling the package for the browser, which takes about a minute")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    constraints = ["--constraint", str(ROOT / "constraints.txt"), "--no-deps"]
+    only = ["--only-binary=:all:", "--dest", str(wheels)]
+    for libraries in (LIBRARIES, (*BROWSER, *BUILT)):
+        subprocess.run([*pip, "download", *constraints, *only, *libraries], check=True)
+    own_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels)]
+    subprocess.run([*pip, *own_wheel, str(ROOT)], check=True)
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as opened:
+            opened.extractall(code, [name for name in opened.namelist() if _is_used(name)])
+    _fill_cache(code / "cache")
+    compiler = ["node", str(HERE / "compile.mjs"), str(packages / "pyodide"), str(code)]
+    subprocess.run(compiler, check=True)
+    for before in CACHE.glob("meshdsl-*.zip"):
+        before.unlink()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
+        for path in sorted(p for p in code.rglob("*") if p.is_file()):
+            made.write(path, path.relative_to(code))
+    return archive
+
+
+def _fill_cache(folder: Path) -> None:
+    """The cache that the browser begins with: the tables of the parser, the plans of examples."""
+    programs = [example["text"] for example in _examples()]
+    text = (
+        "import json, sys; from meshdsl.play.answer import answered;"
+        "[answered({'name': '', 'text': t, 'options': {}}) for t in json.load(sys.stdin)]"
+    )
+    environment = os.environ | {"MESHDSL_CACHE": str(folder)}
+    command = [sys.executable, "-c", text]
+    subprocess.run(command, input=json.dumps(programs).encode(), env=environment, check=True)
+
+
+def _is_made(path: Path) -> bool:
+    return "__pycache__" in path.parts
+
+
+def _is_used(name: str) -> bool:
+    """Of the words of hundreds of languages only those of Python are shown."""
+    folder, _, file = name.rpartition("/")
+    return folder != "pygments/lexers" or file in ("__init__.py", "_mapping.py", "python.py")
+
+
+def _digest(files: list[Path]) -> str:
+    found = hashlib.sha256()
+    for path in files:
+        found.update(f"{path.relative_to(ROOT)}\n".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _examples() -> Iterator[PageExample]:
+    """The programs in `examples`, each with its name."""
+    files = {path.stem: path for path in sorted((ROOT / "examples").glob("*.mdsl"))}
+    for name in (*FIRST, *(name for name in files if name not in FIRST)):
+        yield {"name": name, "text": files[name].read_text(encoding="utf-8")}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

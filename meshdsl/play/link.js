@@ -1,0 +1,37 @@
+// A program in an address: JSON, compressed by DEFLATE, in the base64 of addresses.
+
+const LONGEST = 1 << 20; // bytes of a program that is read from an address
+
+const through = async (bytes, stream) => {
+  const chunks = [];
+  let count = 0;
+  const reader = new Blob([bytes]).stream().pipeThrough(stream).getReader();
+  for (let read = await reader.read(); !read.done; read = await reader.read()) {
+    chunks.push(read.value);
+    count += read.value.length;
+    if (count > LONGEST) throw new RangeError("too long");
+  }
+  return new Uint8Array(await new Blob(chunks).arrayBuffer());
+};
+const packed = async (value) => {
+  const bytes = await through(JSON.stringify(value), new CompressionStream("deflate-raw"));
+  const letters = Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+  return btoa(letters).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+};
+const unpacked = async (code) => {
+  const letters = atob(code.replaceAll("-", "+").replaceAll("_", "/"));
+  const bytes = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+  return JSON.parse(new TextDecoder().decode(await through(bytes, new DecompressionStream("deflate-raw"))));
+};
+
+// The text and the choices of the page's address; what is missing or of another type is as in `start`.
+const linked = async (start) => {
+  const code = new URLSearchParams(location.hash.slice(1)).get("code");
+  if (code === null) return {};
+  const found = await unpacked(code).catch(() => null);
+  if (typeof found?.text !== "string") return { broken: true };
+  const chosen = { ...start.chosen };
+  for (const name of ["program", "mesh", "layout", "sbp", "reduce"]) if (typeof found[name] === "string") chosen[name] = found[name];
+  for (const [name, size] of Object.entries(found.sizes ?? {})) if (Number.isSafeInteger(size) && size > 0) chosen.sizes[name] = size;
+  return { text: found.text, chosen };
+};

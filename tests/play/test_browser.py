@@ -1,0 +1,284 @@
+"""The page without a server: Python's side of its worker, and the page with a stand-in for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import highspy
+import pytest
+
+from docs.browser import build
+from meshdsl.placed import solver
+from meshdsl.placed.solver import LinearProgram, NativeSolver, solving
+from meshdsl.play.browser_worker import reply
+from meshdsl.play.page import static_page
+from tests.browser import NEEDED, browser
+from tests.project import ROOT
+from tests.waiting import until
+
+from .conftest import QUESTION, TEXT
+
+__all__ = ["browser"]
+
+
+def compiled(text: str, **more: object) -> Any:
+    """What the worker answers for a text."""
+    status, body = json.loads(reply("/compile", json.dumps(QUESTION | {"text": text} | more)))
+    assert status == 200, body
+    return body
+
+
+# --- Python's side of the worker -------------------------------------------------------------
+
+
+def test_the_worker_answers_as_the_server_does() -> None:
+    found = compiled(TEXT, layout="megatron", mesh="line")
+    assert found["result"]["sentence"].startswith("mlp under layout megatron on mesh model:4")
+    assert found["choices"]["meshes"] == ["square", "line"]
+    assert [d["code"] for d in compiled(TEXT.replace("(h, v", "(hh, v"))["diagnostics"]]
+    status, body = json.loads(reply("/colours", json.dumps({"text": "dim a = 2\n"})))
+    assert (status, sum(length for length, _ in body["runs"])) == (200, 10)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/compile", {"text": ""}, 400),
+        ("/compile", QUESTION | {"sizes": {"io": -1}}, 400),
+        ("/colours", [], 400),
+        ("/save", {"text": "", "digest": ""}, 500),
+    ],
+)
+def test_what_is_no_question_is_refused(path: str, body: object, status: int) -> None:
+    assert json.loads(reply(path, json.dumps(body)))[0] == status
+
+
+# --- the solver ------------------------------------------------------------------------------
+
+PROGRAM = LinearProgram(
+    costs=[-5.0, -4.0, -3.0],
+    lows=[-float("inf"), 1.0],
+    highs=[5.0, 3.0],
+    starts=[0, 3, 6],
+    indices=[0, 1, 2, 0, 1, 2],
+    values=[2.0, 3.0, 1.0, 1.0, 1.0, 1.0],
+)
+
+
+class JavaScriptModel:
+    """A model of the JavaScript of HiGHS, as far as it is used, by the Python package."""
+
+    def __init__(self) -> None:
+        self._highs = highspy.Highs()
+        self.options = types.SimpleNamespace(set=self._set)
+        self.is_disposed = False
+
+    def _set(self, options: dict[str, Any]) -> None:
+        assert not {"threads", "parallel"} & set(options)  # refused: WebAssembly has one thread
+        for name, value in options.items():
+            assert self._highs.setOptionValue(name, value) == highspy.HighsStatus.kOk
+
+    def passModel(self, data: dict[str, Any]) -> None:
+        matrix = data["matrix"]
+        given = {"colLower": [0.0] * data["numCols"], "colUpper": [1.0] * data["numCols"]}
+        assert {name: list(data[name]) for name in given} == given
+        assert (matrix["format"], matrix["numCols"]) == ("csr", data["numCols"])
+        assert matrix["numRows"] == data["numRows"]
+        program = LinearProgram(
+            *(list(data[name]) for name in ("colCost", "rowLower", "rowUpper")),
+            *(list(matrix[name]) for name in ("starts", "indices", "values")),
+        )
+        self._highs.passModel(solver._model(program))
+
+    def changeColsIntegrality(self, columns: dict[str, Any], kinds: list[int]) -> None:
+        assert columns == {"kind": "range", "from": 0, "to": len(kinds) - 1}
+        for column, kind in enumerate(kinds):
+            self._highs.changeColIntegrality(column, highspy.HighsVarType(kind))
+
+    def run(self) -> None:
+        self._highs.run()
+
+    def getModelStatus(self) -> int:
+        return int(self._highs.getModelStatus())
+
+    def getSolution(self) -> Any:
+        values = self._highs.getSolution().col_value
+        return types.SimpleNamespace(colValue=types.SimpleNamespace(to_py=lambda: values))
+
+    def dispose(self) -> None:
+        self.is_disposed = True
+
+
+def test_both_solvers_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = JavaScriptModel()
+    statuses = types.SimpleNamespace(optimal=7, infeasible=8)
+    highs: Any = types.ModuleType("highs")
+    highs.createModel = lambda: model
+    highs.constants = types.SimpleNamespace(modelStatus=statuses)
+    ffi: Any = types.ModuleType("pyodide.ffi")
+    ffi.to_js = lambda value, **_: value
+    js: Any = types.ModuleType("js")
+    js.Object = types.SimpleNamespace(fromEntries=dict)
+    modules = {"highs": highs, "pyodide": types.ModuleType("pyodide"), "pyodide.ffi": ffi, "js": js}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "platform", "emscripten")
+    native = NativeSolver(PROGRAM)
+    with solving(PROGRAM) as other:
+        assert not isinstance(other, NativeSolver)
+        relaxed = native.run()
+        assert relaxed[0] == other.run()[0] == "optimal"
+        assert any(0.01 < value < 0.99 for value in relaxed[1])
+        for each in (native, other):
+            each.restrict([True] * 3)
+            status, values = each.run()
+            assert (status, [round(value) for value in values]) == ("optimal", [1, 1, 0])
+    assert model.is_disposed
+
+
+# --- what it is built of ---------------------------------------------------------------------
+
+
+def test_what_it_is_built_of_is_pinned() -> None:
+    lock = json.loads((build.HERE / "package-lock.json").read_text(encoding="utf-8"))
+    packages = {name: entry for name, entry in lock["packages"].items() if name}
+    assert {f"node_modules/{name}" for name in build.LOADED} <= set(packages)
+    for name, entry in packages.items():
+        assert entry["integrity"].startswith("sha512-"), name
+        assert "resolved" not in entry, name
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
+    for library in (*build.LIBRARIES, *build.BUILT):
+        assert re.search(rf"^{library}==", constraints, re.MULTILINE), library
+
+
+# --- the page --------------------------------------------------------------------------------
+
+EDITED = TEXT.replace("io = 512", "io = 256")
+STAND_IN = """
+const replies = REPLIES;
+addEventListener("message", ({ data: { id, path, question } }) => {
+  const { text } = JSON.parse(question);
+  postMessage({ progress: "Loading" });
+  const body = path === "/colours" ? { runs: [[text.length, ""]] } : replies[text];
+  postMessage({ id, reply: [body ? 200 : 500, body ?? { error: "not foreseen" }] });
+});
+"""
+"""A worker that knows what Python answers for two texts."""
+STATE = """
+const shown = (id) => document.getElementById(id);
+const [said, text] = [shown("verdict").textContent, shown("text").value];
+return [shown("outcome").ariaBusy, said, location.href, text];
+"""
+TYPE_OVER = """
+const area = document.getElementById("text");
+area.focus();
+area.select();
+document.execCommand("insertText", false, arguments[0]);
+"""
+
+
+class Silent(SimpleHTTPRequestHandler):
+    """A server of files that prints nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a page under a path of its own, with the stand-in for the worker."""
+    folder = tmp_path_factory.mktemp("site")
+    inner = folder / "some/path"
+    (inner / "play").mkdir(parents=True)
+    examples = build._examples()
+    (inner / "play.html").write_text(static_page([*examples]), encoding="utf-8")
+    replies = json.dumps({text: compiled(text) for text in (TEXT, EDITED)})
+    worker = STAND_IN.replace("REPLIES", replies)
+    (inner / "play/worker.mjs").write_text(worker, encoding="utf-8")
+    with serving(folder) as address:
+        yield f"{address}some/path/play.html"
+
+
+class serving:
+    """A server of the files of a folder; its address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder)))
+        poll = {"poll_interval": 0.02}
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs=poll)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_port}/"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def settled(driver: Any) -> Any:
+    """Wait for the answer: what is said, the address, and the text."""
+
+    def done() -> Any:
+        busy, *rest = driver.execute_script(STATE)
+        return rest if busy == "false" else False
+
+    return until(done)
+
+
+@NEEDED
+def test_the_page_asks_its_worker_and_its_address_has_the_program(browser: Any, site: str) -> None:
+    browser.get(site)
+    said, address, text = settled(browser)
+    assert (address, text) == (site, TEXT)
+    assert "2 collectives send 64 KiB per device." in said
+    browser.execute_script(TYPE_OVER, EDITED)
+    said, address, _ = until(lambda: (s := settled(browser))[1] != site and s)
+    assert "send 32 KiB per device." in said
+    assert address.startswith(f"{site}#code=")
+    browser.get("about:blank")
+    browser.get(address)
+    said, _, text = settled(browser)
+    assert ("32 KiB" in said, text) == (True, EDITED)
+    broken = f"{address[:-9]}!"
+    browser.get("about:blank")
+    browser.get(broken)
+    _, _, text = settled(browser)
+    assert text == TEXT
+    what = browser.execute_script("return document.getElementById('saved').textContent")
+    assert what == "the address of this page has no program that can be read"
+    for width in (420, 900, 1600):
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    names = "return performance.getEntriesByType('resource').map((e) => e.name)"
+    own = site.rpartition("/")[0]
+    assert all(name.startswith((own, "data:")) for name in browser.execute_script(names))
+    assert browser.get_log("browser") == []
+
+
+@NEEDED
+@pytest.mark.skipif(
+    not (ROOT / "build/site/play/meshdsl.zip").is_file(),
+    reason="the page is not built here (`make browser`)",
+)
+def test_the_built_page_compiles_by_itself(browser: Any) -> None:
+    """Python and the solver in the browser find what they find here, the optimal plan too."""
+    with serving(ROOT / "build/site") as address:
+        browser.get(f"{address}play.html")
+        said, *_ = settled(browser)
+        assert said == compiled(TEXT)["result"]["sentence"]
+        browser.execute_script(TYPE_OVER, TEXT.replace("io = 512", "io = 96"))
+        said, *_ = until(lambda: "12 KiB" in (s := settled(browser))[0] and s)
+        assert browser.get_log("browser") == []
