@@ -11,15 +11,13 @@ from meshdsl.cli.options import pipeline_options as options_of
 class Limits:
     """Options of what there is to divide over."""
 
-    cluster: str | None = opt("--cluster", "C", "A cluster by name, or a .toml file.")
+    cluster: str | None = opt("--cluster", "C", "The cluster: h100, … or a .toml file.")
     devices: int | None = opt(
-        "--devices", "N", "So many devices: every mesh shape.", min=1, max=1 << 20
+        "--devices", "N", "Try every mesh shape of N devices.", min=1, max=1 << 20
     )
-    memory: str | None = opt(
-        "--memory", "80GB", "The most a device may hold (that of the cluster)."
-    )
-    pipeline: str | None = opt("--pipeline", "AXIS", "Stages of a pipeline on this axis, too.")
-    budget: str | None = opt("--budget", "10s", "Stop after so much work with the best so far.")
+    memory: str | None = opt("--memory", "80GB", "The memory of a device. [default: the cluster's]")
+    pipeline: str | None = opt("--pipeline", "AXIS", "Also search pipeline stages on this axis.")
+    budget: str | None = opt("--budget", "10s", "Stop after this much work, with the best so far.")
 
 
 @option
@@ -28,7 +26,7 @@ class Advise(Which, Limits, SearchOptions, Sizes, Strict, AsData):
 
 
 def command(file: File, given: Advise) -> None:
-    """Say how to divide a program over devices, and why: data, ZeRO, tensor, pipeline."""
+    """Recommend how to divide a program over devices, and why."""
     with common.reporting(given.json) as diagnostics:
         from meshdsl.report.advice_report import advised, shown
         from meshdsl.search.advice import advice

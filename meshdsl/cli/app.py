@@ -61,8 +61,8 @@ def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Say which version."
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Tensor programs with named dimensions, compiled to one torch program per device."""
+    """Compile tensor programs with named dimensions for many devices."""

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 class Check(PlacingOptions, AsData):
     """Options of `check`."""
 
-    fix: bool = flag("--fix", "Carry out the fixes that leave no choice, in the files.")
-    diff: bool = flag("--diff", "With --fix: write nothing, show what would change.")
+    fix: bool = flag("--fix", "Apply unambiguous fixes in place.")
+    diff: bool = flag("--diff", "With --fix: show the changes, and write nothing.")
 
 
 def command(files: Files, given: Check) -> None:
-    """Report what is wrong with files, and whether their `expect` blocks hold."""
+    """Report errors in files, and test their `expect` blocks."""
     with common.reporting(given.json) as diagnostics:
         if given.diff and not given.fix:
             refuse("MD0601", "`--diff` shows what `--fix` would change", give("--fix"))

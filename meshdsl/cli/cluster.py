@@ -27,19 +27,26 @@ class Clusters(AsData):
 
 
 def command(
-    what: Annotated[What, typer.Argument(metavar="list|show|measure", show_default=False)],
+    what: Annotated[
+        What,
+        typer.Argument(
+            metavar="list|show|measure",
+            help="List all, show one, or measure this machine.",
+            show_default=False,
+        ),
+    ],
     given: Clusters,
     name: Annotated[
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="Of show: h100, …, or a .toml file.",
+            help="For `show`: h100, … or a .toml file.",
             autocompletion=complete.clusters,
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """List the machines that times are predicted for, show one, or measure this one."""
+    """List, show or measure clusters for predicted times."""
     with common.reporting(given.json):
         from meshdsl.cluster.profile import load, names
         from meshdsl.report.clusters import as_json, listed, shown

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 class Measured:
     """Options of runs of the columns, and the output page."""
 
-    seed: int = opt("--seed", "S", "For made-up values.", 0)
-    no_run: bool = flag("--no-run", "Execute nothing.")
-    html: Path | None = opt("--html", "PAGE.html", "Write a page.")
+    seed: int = opt("--seed", "S", "The seed of the random values.", 0)
+    no_run: bool = flag("--no-run", "Do not execute the columns.")
+    html: Path | None = opt("--html", "PAGE.html", "Write an interactive page.")
 
 
 @option
@@ -48,19 +48,22 @@ class Compare(Which, SearchOptions, ClusterOptions, Sizes, Measured, Strict, For
     layouts: str | None = opt(
         "--layouts --layout",
         "A,B",
-        "Columns: layouts.",
+        "Compare these layouts.",
         completed=complete.declared(ast.LayoutDecl, many=True),
     )
     sbp: str | None = opt(
-        "--sbp", "S,T", "Columns: sbp blocks.", completed=complete.declared(ast.Sbp, many=True)
+        "--sbp", "S,T", "Compare these sbp blocks.", completed=complete.declared(ast.Sbp, many=True)
     )
     reduce: str | None = opt(
-        "--reduce", "P,Q", "Each under these policies.", completed=complete.policies(many=True)
+        "--reduce",
+        "P,Q",
+        "Compare each under these reduction policies.",
+        completed=complete.policies(many=True),
     )
 
 
 def command(file: File, given: Compare) -> None:
-    """Show one program in columns: placements, routes, bytes, and whether the values agree."""
+    """Compare layouts side by side, and execute them."""
     with common.reporting(given.json) as diagnostics:
         chosen = pipeline_options(given)
         if given.html is not None:

@@ -13,12 +13,14 @@ from meshdsl.cli.options import File, Force, PlacingOptions, flag, opt, option, 
 class Compile(PlacingOptions, Force):
     """Options of `compile`."""
 
-    output: Path | None = opt("-o --output", "PROG.py", "Where to (standard output).")
-    bare: bool = flag("--bare", "Only what a person reads: the function of a device.")
+    output: Path | None = opt(
+        "-o --output", "PROG.py", "The file to write. [default: standard output]"
+    )
+    bare: bool = flag("--bare", "Write only the readable device function.")
 
 
 def command(file: File, given: Compile) -> None:
-    """Write the program as plain torch with explicit collectives, to be run by torchrun."""
+    """Write the standalone torch program, to run with torchrun."""
     with common.reporting() as diagnostics:
         chosen = pipeline_options(given)
         if given.output is not None:

@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 class EvaluateOptions(DataOptions, PlacingOptions, AsData):
     """Options of `evaluate`."""
 
-    params: str = opt("--params", "F", "A file, a checkpoint's or a model's folder.", ...)
-    weights: str | None = weights("The `weights` that say what a model's tensors are.")
-    engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
-    batches: int | None = opt("--batches", "N", "At most so many batches (all).", min=1)
+    params: str = opt(
+        "--params", "F", "Parameters: a file, or the folder of a checkpoint or model.", ...
+    )
+    weights: str | None = weights("The `weights` block to load a model with.")
+    engine: str = opt("--engine", "E", "The engine: local, torchrun or reference.", "local")
+    batches: int | None = opt("--batches", "N", "Evaluate at most N batches. [default: all]", min=1)
 
 
 def command(file: File, given: EvaluateOptions) -> None:
-    """Average a program's numbers over all samples: loss, perplexity, accuracy."""
+    """Average loss, perplexity and accuracy over all samples."""
     with common.reporting(given.json) as diagnostics:
         from meshdsl.backends.train.tokenized import check_options
         from meshdsl.backends.train.training_run import ENGINES

@@ -42,18 +42,23 @@ class Printed(StrEnum):
 class PrintAfter:
     """The stage to print instead of the report."""
 
-    print_after: Printed | None = opt("--print-after", "STAGE", "Print named, placed or device.")
+    print_after: Printed | None = opt(
+        "--print-after", "STAGE", "Print the program after this stage: named, placed or device."
+    )
 
 
 @option
 class Shown:
     """Options of the part of the report that is shown."""
 
-    every: bool = flag("--all", "The whole report, however long.")
-    top: int | None = opt("--top", "N", "The N largest collectives.", min=1)
-    line: int | None = opt("--line", "N", "What happens on this line of the file.")
+    every: bool = flag("--all", "Show every line.")
+    top: int | None = opt("--top", "N", "Show the N largest collectives.", min=1)
+    line: int | None = opt("--line", "N", "Show what this line of the file computes and sends.")
     tensor: str | None = opt(
-        "--tensor", "NAME", "What happens to this tensor.", completed=complete.tensors
+        "--tensor",
+        "NAME",
+        "Show where this tensor is computed and sent.",
+        completed=complete.tensors,
     )
 
 
@@ -67,13 +72,13 @@ def command(
         str,
         typer.Argument(
             metavar="FILE|CODE",
-            help="A .mdsl file (-: standard input), or a code such as MD0301.",
+            help="A .mdsl file (- reads the standard input), or a code such as MD0301.",
             autocompletion=complete.codes,
         ),
     ],
     given: Explain,
 ) -> None:
-    """Say where communication happens, how much, why, and what would remove it."""
+    """Show what each device stores, computes and sends, and why."""
     with common.reporting(given.json) as diagnostics:
         if re.fullmatch(r"[Mm][Dd]\d{1,6}", file):
             _explain_code(file.upper())

@@ -14,17 +14,21 @@ from meshdsl.pipeline import Compilation, Options
 class Export(Sizes, Force):
     """Options of `export`."""
 
-    params: str = opt("--params", "F", "A file, or the folder of a checkpoint or model.", ...)
-    out: Path = opt("--out", "F", "Where to write the parameters.", ...)
-    weights: str | None = weights("The `weights` block of models; `hf:bf16` writes bf16.")
-    program: str | None = which_program("The program with the parameters (the one that trains).")
+    params: str = opt(
+        "--params", "F", "Parameters: a file, or the folder of a checkpoint or model.", ...
+    )
+    out: Path = opt("--out", "F", "The file or folder to write.", ...)
+    weights: str | None = weights("The `weights` block of the model; `hf:bf16` writes bf16.")
+    program: str | None = which_program(
+        "The program with the parameters. [default: the one that trains]"
+    )
     applied: str | None = which_program(
-        "First run the `:=` of this program without inputs.", "--apply"
+        "First run this program, without inputs, for its `:=`.", "--apply"
     )
 
 
 def command(file: File, given: Export) -> None:
-    """Export parameters to one file, or to a model that other programs load."""
+    """Convert a checkpoint to one file or a published format."""
     with common.reporting() as diagnostics:
         common.check_params_output(given.out, given.weights, given.force)
         given_sizes = sizes(given.settings or [])

@@ -18,12 +18,12 @@ from meshdsl.syntax.parse import STDIN
 class Fmt:
     """Options of `fmt`."""
 
-    check: bool = flag("--check", "Write nothing; say which files would change.")
-    diff: bool = flag("--diff", "Write nothing; print what would change.")
+    check: bool = flag("--check", "List the files that would change, and write nothing.")
+    diff: bool = flag("--diff", "Show the changes, and write nothing.")
 
 
 def command(files: Files, given: Fmt) -> None:
-    """Rewrite files in canonical form, comments kept."""
+    """Format files; comments are kept."""
     changed = 0
     with common.reporting() as diagnostics:
         for path in files:

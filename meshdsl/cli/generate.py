@@ -38,32 +38,44 @@ class Generate(PlacingOptions, AsData):
     """Options of `generate`."""
 
     params: str = opt(
-        "--params", "F", "Parameters: a file, or a checkpoint's or model's folder.", ...
+        "--params", "F", "Parameters: a file, or the folder of a checkpoint or model.", ...
     )
-    weights: str | None = weights("The `weights` block by which a model is read.")
-    prompt: list[str] = opt("--prompt", "TEXT", "The beginning of a text; repeat it for more.")
-    prompts: Path | None = opt("--prompts", "F", "A file with a prompt on each line.")
-    steps: int | None = opt("--steps", "N", "How many tokens (what there is room for).", min=1)
-    temperature: float = opt("--temperature", "T", "0: the likeliest token.", 0.0, min=0.0)
-    top_k: int | None = opt("--top-k", "K", "Draw from the K likeliest tokens.", min=1)
-    top_p: float = opt("--top-p", "P", "Draw from the fewest with probability P in all.", 1.0)
-    seed: int = opt("--seed", "S", "Seed of the draws.", 0)
-    beams: int = opt("--beams", "N", "Search with N beams, each in a row of the batch.", 1, min=1)
-    length_penalty: float = opt("--length-penalty", "A", "Of beams: above 1 for longer texts.", 1.0)
+    weights: str | None = weights("The `weights` block to load a model with.")
+    prompt: list[str] = opt("--prompt", "TEXT", "A prompt; repeat the option for more.")
+    prompts: Path | None = opt("--prompts", "F", "A file with a prompt per line.")
+    steps: int | None = opt(
+        "--steps", "N", "The number of tokens. [default: as many as fit]", min=1
+    )
+    temperature: float = opt(
+        "--temperature", "T", "Sampling temperature; 0 takes the likeliest token.", 0.0, min=0.0
+    )
+    top_k: int | None = opt("--top-k", "K", "Sample from the K likeliest tokens.", min=1)
+    top_p: float = opt(
+        "--top-p", "P", "Sample from the fewest tokens with total probability P.", 1.0
+    )
+    seed: int = opt("--seed", "S", "The seed of sampling.", 0)
+    beams: int = opt("--beams", "N", "Beam search with N beams, each a row of the batch.", 1, min=1)
+    length_penalty: float = opt(
+        "--length-penalty", "A", "Beam search: above 1 favours longer texts.", 1.0
+    )
     end_token: str | None = opt(
-        "--end-token", "T", "What ends a text: a token by number or text; none."
+        "--end-token", "T", "The token that ends a text, by number or text, or none."
     )
-    stop: list[str] = opt("--stop", "TEXT", "End a text before this; repeat it for more.")
-    tokens: str | None = opt("--tokens", "T", "bytes, chars or numbers (as in training).")
-    tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json (that of a model's folder).")
+    stop: list[str] = opt(
+        "--stop", "TEXT", "End a text before this string; repeat the option for more."
+    )
+    tokens: str | None = opt("--tokens", "T", "bytes, chars or numbers. [default: as in training]")
+    tokenizer: str | None = opt(
+        "--tokenizer", "F", "A tokenizer.json. [default: the model folder's]"
+    )
     prefill: str | None = which_program(
-        "The program that reads prompts at once, or none.", "--prefill"
+        "The program that processes a whole prompt at once, or none.", "--prefill"
     )
-    engine: str = opt("--engine", "E", "local or torchrun.", "local")
+    engine: str = opt("--engine", "E", "The engine: local or torchrun.", "local")
 
 
 def command(file: File, given: Generate) -> None:
-    """Continue prompts with a trained language model: by its program of one step."""
+    """Continue prompts with a trained language model."""
     with common.reporting(given.json) as diagnostics:
         from meshdsl.backends.generate.generation import ENGINES
 

@@ -14,11 +14,11 @@ from meshdsl.cli.options import flag, option
 class Lsp:
     """Options of `lsp`."""
 
-    stdio: bool = flag("--stdio", "Speak over standard input and output, as always.")
+    stdio: bool = flag("--stdio", "Use standard input and output, which is the default.")
 
 
 def command(given: Lsp) -> None:
-    """Serve an editor: it starts this itself, and speaks the Language Server Protocol with it."""
+    """Run the language server; your editor starts it."""
     import logging
 
     from meshdsl.editor.features import make

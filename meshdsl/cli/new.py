@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 def command(
     name: Annotated[
         Path,
-        typer.Argument(metavar="NAME", help="The folder to make, as `spiral` or `work/spiral`."),
+        typer.Argument(
+            metavar="NAME", help="The folder to create, such as `spiral` or `work/spiral`."
+        ),
     ],
 ) -> None:
-    """Make a project that runs at once: a program, two layouts, data and a test."""
+    """Create a project: a program, two layouts, data and a test."""
     with common.reporting():
         from meshdsl.project import project
 

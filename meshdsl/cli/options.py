@@ -1,7 +1,8 @@
 """Options of commands, each declared once; related ones form a class.
 
 A command takes an object of its classes of options, and so does a notebook line. `spread` presents
-it to typer as single options: those of the class itself, then those of its bases in order.
+it to typer as single options: those of the class itself, then those of its bases in order. The help
+of a command has the options of a class below the `heading` of the class, if it has one.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
     from meshdsl.backends.train.tokenized import Texts
 
 File = Annotated[
-    Path, Argument(metavar="FILE", help="A .mdsl file; -: standard input.", show_default=False)
+    Path,
+    Argument(metavar="FILE", help="A .mdsl file; - reads the standard input.", show_default=False),
 ]
 Files = Annotated[
     list[Path],
-    Argument(metavar="FILE…", help=".mdsl files; -: standard input.", show_default=False),
+    Argument(metavar="FILE…", help=".mdsl files; - reads the standard input.", show_default=False),
 ]
 
 SETTING = re.compile(r"[A-Za-z_]\w*=-?\d+")
@@ -54,6 +56,13 @@ MOST = (1 << 63) - 1
 
 MOST_DIGITS = 4000
 """The most digits that Python makes a number of, in a few milliseconds."""
+
+OWN = "Options"
+"""The heading of a command's own options in its help."""
+PROGRAM = "Program options"
+PLACEMENT = "Placement options"
+DATA = "Data options"
+GENERAL = "General options"
 
 option = dataclass(frozen=True, kw_only=True)
 """The decorator of a class of options."""
@@ -87,11 +96,13 @@ def flag(name: str, help: str) -> Any:
 
 def settings() -> Any:
     """The option of other sizes for dims."""
-    help = "Other sizes for dims; FILE.mdsl: all that it declares."
+    help = "Sizes of dims; FILE.mdsl sets all dims that it declares."
     return opt("--set", "DIM=N …", help, completed=complete.sizes, show_default=False)
 
 
-def which_program(help: str = "Which program (the only one).", name: str = "--program") -> Any:
+def which_program(
+    help: str = "The program. [default: the only one]", name: str = "--program"
+) -> Any:
     """The option that names a program."""
     return opt(name, "P", help, completed=complete.declared(ast.ProgramDecl))
 
@@ -105,11 +116,13 @@ def weights(help: str) -> Any:
 class Which:
     """Options of the program and the mesh."""
 
+    heading = PROGRAM
+
     program: str | None = which_program()
     mesh: str | None = opt(
         "--mesh",
         "M",
-        'A mesh by name, or "data:2,model:4" (the first).',
+        'A mesh of the file, or "data:2,model:4". [default: the first]',
         completed=complete.declared(ast.MeshDecl),
     )
 
@@ -118,28 +131,30 @@ class Which:
 class PlacementOptions:
     """Options of the placement."""
 
+    heading = PLACEMENT
+
     layout: str | None = opt(
         "--layout",
         "L",
-        "A layout by name, or rules: 'batch -> data, hidden -> model' (the first).",
+        "A layout of the file, or rules: 'batch -> data'. [default: the first]",
         completed=complete.declared(ast.LayoutDecl),
     )
     sbp: str | None = opt(
         "--sbp",
         "S",
-        "An sbp block by name, instead of a layout.",
+        "An sbp block of the file, in place of a layout.",
         completed=complete.declared(ast.Sbp),
     )
     schedule: str | None = opt(
         "--schedule",
         "S",
-        'A pipeline schedule, "gpipe[batch](8)" (that of the layout).',
+        'A pipeline schedule: "gpipe[batch](8)". [default: the layout\'s]',
         completed=complete.schedules_of,
     )
     reduce: str = opt(
         "--reduce",
         "R",
-        "Partial values: immediate, mesh-tf, deferred or optimal.",
+        "When to add partial sums: immediate, mesh-tf, deferred or optimal.",
         DEFAULT_POLICY,
         completed=complete.policies(),
     )
@@ -149,10 +164,12 @@ class PlacementOptions:
 class SearchOptions:
     """Options of the search for a plan."""
 
+    heading = PLACEMENT
+
     message_bytes: int = opt(
         "--message-bytes",
         "N",
-        "Fixed cost per collective in bytes, under `optimal`; 0: only bytes count.",
+        "Fixed cost per collective under `optimal`, in bytes.",
         MESSAGE_BYTES,
         min=0,
     )
@@ -163,16 +180,18 @@ class SearchOptions:
 class ClusterOptions:
     """Options of the machine that times are predicted for."""
 
+    heading = "Cluster options"
+
     cluster: str | None = opt(
         "--cluster",
         "C",
-        "The machine that times are predicted for: h100, …, or a .toml file (that of the mesh).",
+        "The cluster to predict times for: h100, … or a .toml file. [default: the mesh's]",
         completed=complete.clusters,
     )
     objective: str | None = opt(
         "--objective",
         "O",
-        "What `optimal` minimises: time or bytes (time, where a cluster is named).",
+        "What `optimal` minimises: time or bytes. [default: time with a cluster, else bytes]",
         completed=complete.objectives,
     )
 
@@ -181,17 +200,29 @@ class ClusterOptions:
 class Sizes:
     """Options of sizes and types that override the file's."""
 
+    heading = PROGRAM
+
     settings: list[str] | None = settings()
-    dtype: str | None = opt("--dtype", "T", "Another type of float.", completed=complete.floats)
+    dtype: str | None = opt(
+        "--dtype", "T", "The dtype of floats without a stated one.", completed=complete.floats
+    )
 
 
 @option
 class TextOptions:
     """Options of texts that become tokens."""
 
-    tokenizer: str | None = opt("--tokenizer", "F", "A tokenizer.json, by which texts are tokens.")
-    end_token: str | None = opt("--end-token", "T", "What ends a document (as its folder says).")
-    text_field: str = opt("--text-field", "K", "Where a line of .jsonl has its text.", "text")
+    heading = DATA
+
+    tokenizer: str | None = opt(
+        "--tokenizer", "F", "A tokenizer.json that turns texts into tokens."
+    )
+    end_token: str | None = opt(
+        "--end-token", "T", "The token that ends a document. [default: the tokenizer folder's]"
+    )
+    text_field: str = opt(
+        "--text-field", "K", "The key of the text in each line of .jsonl files.", "text"
+    )
 
     @property
     def texts(self) -> Texts:
@@ -205,15 +236,21 @@ class TextOptions:
 class DataOptions(TextOptions):
     """Options of the samples of a run."""
 
-    data: Path = opt("--data", "F", "Samples: .npz, .safetensors, tokens, or a text.", ...)
-    batch: str | None = opt("--batch", "DIM", "The dim of samples (first of the first input).")
+    heading = DATA
+
+    data: Path = opt("--data", "F", "Samples: .npz, .safetensors, a token file, or a text.", ...)
+    batch: str | None = opt(
+        "--batch", "DIM", "The dim of samples. [default: the first dim of the first input]"
+    )
     tokens: str | None = opt(
-        "--tokens", "T", "A text: chars or bytes (chars); a raw file: its dtype, uint16 or another."
+        "--tokens", "T", "For a text chars or bytes; for a raw file its dtype. [default: chars]"
     )
     documents: str = opt(
-        "--documents", "D", "One after the other (stream), or each in padded rows.", "stream"
+        "--documents", "D", "Concatenate documents (stream), or pad each one (rows).", "stream"
     )
-    text_inputs: str | None = opt("--text-inputs", "A,B", "Inputs for tokens and for what follows.")
+    text_inputs: str | None = opt(
+        "--text-inputs", "A,B", "The inputs for tokens and for next tokens."
+    )
 
     def files(self) -> DataFiles:
         """The files of samples."""
@@ -229,19 +266,25 @@ class DataOptions(TextOptions):
 class Strict:
     """The option that makes warnings errors."""
 
-    strict: bool = flag("--strict", "Warnings are errors.")
+    heading = GENERAL
+
+    strict: bool = flag("--strict", "Treat warnings as errors.")
 
 
 @option
 class Force:
     """The option to overwrite files."""
 
-    force: bool = flag("--force", "Overwrite files.")
+    heading = GENERAL
+
+    force: bool = flag("--force", "Overwrite existing files.")
 
 
 @option
 class AsData:
     """The option of output as data."""
+
+    heading = GENERAL
 
     json: bool = flag("--json", "Print JSON.")
 
@@ -373,8 +416,9 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def _options(kind: Any) -> Iterator[inspect.Parameter]:
     """The options of a class as parameters; those of a base after its own."""
     hints, fields_by_name = get_type_hints(kind), {f.name: f for f in fields(kind)}
-    for name in (name for owner in kind.__mro__ for name in inspect.get_annotations(owner)):
+    for name, owner in ((n, o) for o in kind.__mro__ for n in inspect.get_annotations(o)):
         default = fields_by_name[name].default
+        fields_by_name[name].metadata["typer"].rich_help_panel = vars(owner).get("heading", OWN)
         yield inspect.Parameter(
             name,
             _KEYWORD,
@@ -413,6 +457,29 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         """The parameters, with `--help`."""
         return _read_plainly(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage line: names of arguments stand without braces."""
+        arguments = (p for p in self.get_params(ctx) if p.param_type_name == "argument")
+        return ["[OPTIONS]", *(p.metavar if p.required else f"[{p.metavar}]" for p in arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The arguments, the command's own options, then those of each heading."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], OWN: []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            if parameter.param_type_name == "argument":
+                sections["Arguments"].append((parameter.metavar, record[1]))
+            else:
+                heading = parameter.rich_help_panel or GENERAL  # `--help` is in no class
+                sections.setdefault(heading, []).append(record)
+        sections[GENERAL] = sections.pop(GENERAL, [])
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The remaining arguments; a single-valued option that is given twice is refused."""

@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 class Served(PlacingOptions):
     """Options of `play`."""
 
-    port: int = opt("--port", "N", "The port (0: any that is free).", 0, min=0, max=65535)
-    no_open: bool = flag("--no-open", "Open no browser.")
-    read_only: bool = flag("--read-only", "The page has no Save button.")
+    port: int = opt("--port", "N", "The port; 0 takes a free one.", 0, min=0, max=65535)
+    no_open: bool = flag("--no-open", "Do not open a browser.")
+    read_only: bool = flag("--read-only", "Disable saving.")
 
 
 def command(
     given: Served,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="A .mdsl file (an example).", show_default=False),
+        typer.Argument(
+            metavar="FILE", help="A .mdsl file. [default: an example]", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Edit a program in a browser, and see at once what each device holds, does and sends."""
+    """Edit a program in the browser, with bytes and memory."""
     with common.reporting():
         from meshdsl.play.edited_file import EditedFile
         from meshdsl.play.http_server import Play

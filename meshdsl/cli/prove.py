@@ -20,13 +20,13 @@ def command(
         str,
         typer.Argument(
             metavar="PACKAGE",
-            help="The name after `use`, which its entry point gives it.",
+            help="The package's name after `use`: its entry point.",
             autocompletion=complete.packages,
         ),
     ],
     given: ProveOptions,
 ) -> None:
-    """Check the operators of a package on small samples."""
+    """Test the operators of a package on small samples."""
     with common.reporting(given.json) as diagnostics:
         from meshdsl.named.packages import load
 

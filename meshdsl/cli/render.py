@@ -18,15 +18,17 @@ Notation = StrEnum("Notation", {name: name for name in RENDERINGS})  # type: ign
 class Render(PlacingOptions, Force):
     """Options of `render`."""
 
-    notation: Notation = opt("--as", "|".join(RENDERINGS), "Whose notation.", ...)
-    output: Path | None = opt("-o --output", "FILE", "Where to (standard output).")
-    step: bool = flag("--step", "With `minimize`: the gradients and the update too.")
+    notation: Notation = opt("--as", "|".join(RENDERINGS), "The notation to write.", ...)
+    output: Path | None = opt(
+        "-o --output", "FILE", "The file to write. [default: standard output]"
+    )
+    step: bool = flag("--step", "With `minimize`: write gradients and update, too.")
 
 
 def command(file: File, given: Render) -> None:
-    """Write the placed program as another system would write it.
+    """Write the sharded program in another system's notation.
 
-    Of one with `minimize`, what it computes: other systems make gradients themselves.
+    Without --step a training program is written without gradients: other systems derive them.
     """
     with common.reporting() as diagnostics:
         chosen = replace(pipeline_options(given), evaluate=not given.step, fused=False)

@@ -14,7 +14,7 @@ from meshdsl.cli.options import AsData, flag, option
 class RowsOptions(AsData):
     """Options of `rows`."""
 
-    every: bool = flag("--all", "Every sample call, and rows that hold but are not used.")
+    every: bool = flag("--all", "Show every sample call, and valid rules that are not used.")
 
 
 def command(
@@ -22,13 +22,13 @@ def command(
         str,
         typer.Argument(
             metavar="OPERATOR",
-            help="Such as einsum, add, + or softmax.",
+            help="An operator, such as einsum, add, + or softmax.",
             autocompletion=complete.operators,
         ),
     ],
     given: RowsOptions,
 ) -> None:
-    """Say what an operator's operands and results may be along one mesh axis."""
+    """List the sharding rules of an operator."""
     with common.reporting(given.json):
         from meshdsl.report.rule_tables import describe, find, rows_text
 

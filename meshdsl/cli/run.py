@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 class RunOptions(PlacingOptions, Force, AsData):
     """Options of `run`."""
 
-    engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
+    engine: str = opt("--engine", "E", "The engine: local, torchrun or reference.", "local")
     inputs: str | None = opt("--inputs", "F", "Inputs: .npz or .safetensors.")
     params: str | None = opt(
-        "--params", "F", "Parameters: a file, or a checkpoint's or model's folder."
+        "--params", "F", "Parameters: a file, or the folder of a checkpoint or model."
     )
-    weights: str | None = weights("The `weights` block by which a model is read.")
-    seed: int = opt("--seed", "S", "For values that are not given.", 0)
-    out: Path | None = opt("--out", "F.npz", "Write the outputs, whole.")
-    step: bool = flag("--step", "Take one training step: gradients and update, too.")
+    weights: str | None = weights("The `weights` block to load a model with.")
+    seed: int = opt("--seed", "S", "The seed of inputs and parameters that are not given.", 0)
+    out: Path | None = opt("--out", "F.npz", "Write the full outputs.")
+    step: bool = flag("--step", "Take one training step, with gradients and update.")
     trace: Path | None = opt(
-        "--trace", "F.json", "Write how long each statement took, for Perfetto (torchrun)."
+        "--trace", "F.json", "Write the time of each statement, for Perfetto (torchrun)."
     )
-    verify: bool = flag("--verify", "Compare with the float64 reference.")
+    verify: bool = flag("--verify", "Compare with the unsharded float64 reference.")
 
 
 def command(file: File, given: RunOptions) -> None:
-    """Run the program: all devices in this process, on real processes, or as the reference."""
+    """Run a program and print its outputs."""
     with common.reporting(given.json) as diagnostics:
         check_engine(given)
         chosen = replace(pipeline_options(given), evaluate=not given.step)

@@ -29,26 +29,29 @@ class TableOptions:
     """Options of the table."""
 
     stages: int | None = opt(
-        "--stages", "N", "Devices of the pipeline, with a stage each, or --chunks.", min=1
+        "--stages", "N", "The number of devices. Each has one stage, or --chunks.", min=1
     )
-    micro: int | None = opt("--micro", "N", "Micro-batches of a step.", min=1)
+    micro: int | None = opt("--micro", "N", "The number of micro-batches.", min=1)
     chunks: int | None = opt(
-        "--chunks", "N", "Stages of a device: interleaved, breadth_first (2).", min=1
+        "--chunks", "N", "Stages per device: interleaved, breadth_first. [default: 2]", min=1
     )
     batch: int | None = opt(
-        "--batch", "N", "Micro-batches to an update: two_bw (as many as stages).", min=1
+        "--batch", "N", "Micro-batches per update: two_bw. [default: --stages]", min=1
     )
     forward: int | None = opt(
-        "--forward", "N", "Forward passes in a row, 1 or 2: chimera (1).", min=1
+        "--forward", "N", "Forward passes in a row, 1 or 2: chimera. [default: 1]", min=1
     )
     waves: int | None = opt(
-        "--waves", "N", "Times that stages go down the devices and up: hanayo (1).", min=1
+        "--waves", "N", "Waves of stages down and up the devices: hanayo. [default: 1]", min=1
     )
     active: int | None = opt(
-        "--active", "N", "Most micro-batches in flight: ampnet (as many as stages).", min=1
+        "--active", "N", "Most micro-batches in flight: ampnet. [default: --stages]", min=1
     )
     weights: str | None = opt(
-        "--weights", "W", "Of a FILE with updates: latest, stashed, buffered, corrected (latest)."
+        "--weights",
+        "W",
+        "The versions that backward passes of a table read: latest, stashed, buffered or "
+        "corrected. [default: latest]",
     )
 
 
@@ -56,24 +59,27 @@ class TableOptions:
 class Draw(TableOptions, Force, AsData):
     """Options of `schedule`."""
 
-    list: bool = flag("--list", "List all schedules: options, laws, source.")
+    list: bool = flag("--list", "List all schedules with their options, formulas and sources.")
     times: str | None = opt(
-        "--times", "F=1,…", "F, I, W, U, send; `F=1:2:1` by stage (F=1,I=1,W=1,U=0,send=0)."
+        "--times",
+        "F=1,…",
+        "Times of F, I, W, U and send; `F=1:2:1` by stage. [default: F=1,I=1,W=1,U=0,send=0]",
     )
     tokens: int | None = opt(
-        "--tokens", "N", "Cut sequences of N tokens in the best slices: terapipe.", min=1
+        "--tokens", "N", "Find the best slices of a sequence of N tokens: terapipe.", min=1
     )
-    unit: int | None = opt("--unit", "N", "Slices are multiples of N tokens (1).", min=1)
+    unit: int | None = opt("--unit", "N", "Slices are multiples of N tokens. [default: 1]", min=1)
     slice_times: str | None = opt(
         "--slice-times",
         "slice=1,…",
-        "Of a slice, each token, each before it, each pair (slice=1,token=1,before=0,pair=0).",
+        "Times per slice, token, earlier token and pair. "
+        "[default: slice=1,token=1,before=0,pair=0]",
     )
-    late: bool = flag("--late", "B sends after its W, not after its I.")
-    svg: Path | None = opt("--svg", "F.svg", "Draw it.")
-    csv: Path | None = opt("--csv", "F.csv", "Write the table: a line for each device.")
+    late: bool = flag("--late", "Send after W instead of after I.")
+    svg: Path | None = opt("--svg", "F.svg", "Write a picture.")
+    csv: Path | None = opt("--csv", "F.csv", "Write the table, a row per device.")
     torch_csv: Path | None = opt(
-        "--torch-csv", "F.csv", "The same as torch.distributed.pipelining reads it."
+        "--torch-csv", "F.csv", "Write the table for torch.distributed.pipelining."
     )
 
 
@@ -83,13 +89,13 @@ def command(
         str | None,
         typer.Argument(
             metavar="NAME|FILE.csv",
-            help="one_f_one_b, gpipe, …, or a table.",
+            help="A schedule (one_f_one_b, gpipe, …) or a table of your own.",
             autocompletion=complete.schedules,
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Draw a pipeline schedule: what is idle, in flight, sent, and how stale parameters are."""
+    """Show a pipeline schedule: idle time, messages, staleness."""
     with common.reporting(given.json):
         if given.list:
             _list(name, given)

@@ -40,28 +40,41 @@ class Objective:
     """Options of what is sought."""
 
     objective: str | None = opt(
-        "--objective", "O", "time, bytes or memory (time where a cluster is named, else bytes)."
+        "--objective",
+        "O",
+        "Minimise time, bytes or memory. [default: time with a cluster, else bytes]",
     )
-    cluster: str | None = opt("--cluster", "C", "A cluster by name, or a .toml file.")
-    memory: str | None = opt("--memory", "80GB", "The most a device may hold.")
+    cluster: str | None = opt("--cluster", "C", "The cluster: h100, … or a .toml file.")
+    memory: str | None = opt("--memory", "80GB", "The memory of a device.")
     replicated: str = opt(
-        "--replicated", "15%", "How much more than the least work a device may do.", "15%"
+        "--replicated",
+        "15%",
+        "How much more than the least work a device may do, for bytes and memory.",
+        "15%",
     )
-    fix: str | None = opt("--fix", "'batch -> data'", "Rules that are kept, or a layout.")
+    fix: str | None = opt("--fix", "'batch -> data'", "Keep these rules, or this layout.")
     devices: int | None = opt(
-        "--devices", "N", "So many devices: every mesh shape.", min=1, max=1 << 20
+        "--devices", "N", "Try every mesh shape of N devices.", min=1, max=1 << 20
     )
-    start: str | None = opt("--from", "LAYOUT", "A layout to begin from: by name, or as printed.")
-    pipeline: str | None = opt("--pipeline", "AXIS", "Stages of a pipeline on this axis, too.")
-    max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
-    no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
-    selectors: bool = flag("--selectors", "Rules for functions and parameters, too, by steps.")
-    per_tensor: bool = flag("--per-tensor", "Rules for every tensor with a name, too, by steps.")
-    no_partial: bool = flag("--no-partial", "Reduce every sum where it appears, to compare.")
-    method: str | None = opt("--method", "M", "How to search (layouts, or what fits the graph).")
-    compare_methods: bool = flag("--compare-methods", "Every method, in one table.")
-    certificate: bool = flag("--certificate", "Bound all per-tensor plans (by time always).")
-    budget: str | None = opt("--budget", "10s", "Stop after so much work with the best so far.")
+    start: str | None = opt("--from", "LAYOUT", "Start from this layout: a name, or rules.")
+    pipeline: str | None = opt("--pipeline", "AXIS", "Also search pipeline stages on this axis.")
+    max_rules: int | None = opt("--max-rules", "N", "Use at most N rules.", min=0)
+    no_storage: bool = flag("--no-storage", "Use no rules for params, grads and state.")
+    selectors: bool = flag(
+        "--selectors", "Also search rules for functions and parameters, locally."
+    )
+    per_tensor: bool = flag("--per-tensor", "Also search rules for every named tensor, locally.")
+    no_partial: bool = flag(
+        "--no-partial", "Add every partial sum where it appears, for comparison."
+    )
+    method: str | None = opt(
+        "--method", "M", "The search method. [default: layouts, or one for the graph]"
+    )
+    compare_methods: bool = flag("--compare-methods", "Compare all methods in one table.")
+    certificate: bool = flag(
+        "--certificate", "Bound all per-tensor plans, for bytes. Always on for time."
+    )
+    budget: str | None = opt("--budget", "10s", "Stop after this much work, with the best so far.")
 
 
 @option
@@ -71,17 +84,19 @@ class WriteOptions:
     write: str | None = opt(
         "--write", "NAME", "Write the layout into the file, and the mesh if it lacks it."
     )
-    expect: bool = flag("--expect", "With --write: expect the placements and the bytes.")
-    front: bool = flag("--front", "Every layout that no other one beats in memory, too.")
+    expect: bool = flag("--expect", "With --write: add an `expect` block of placements and bytes.")
+    front: bool = flag("--front", "Also print layouts that no other one beats in memory.")
 
 
 @option
 class Graph:
     """Options of a graph with costs."""
 
+    heading = "Graph options"
+
     graph: bool = flag("--graph", "FILE is a graph with costs, in JSON.")
-    bandwidth: str | None = opt("--bandwidth", "1.25GB/s", "With --graph: of a link, one way.")
-    stages: int | None = opt("--stages", "N", "With --graph: so many stages.", min=1)
+    bandwidth: str | None = opt("--bandwidth", "1.25GB/s", "The bandwidth of a link, one way.")
+    stages: int | None = opt("--stages", "N", "The number of stages.", min=1)
 
 
 @option
@@ -100,7 +115,7 @@ OF_ONE_METHOD = ("method", "write", "expect", "front", "start")
 
 
 def command(file: File, given: SearchLayouts) -> None:
-    """Find the best layout of a program on a mesh, and say why each rule is there."""
+    """Find the best layout, with a reason for each rule."""
     with common.reporting(given.json) as diagnostics:
         refuse_meaningless(given)
         if given.graph:

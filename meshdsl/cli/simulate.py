@@ -33,19 +33,17 @@ class Simulate(PlacingOptions, Force, AsData):
 
     trace: Path | None = opt("--trace", "F.json", "Write a trace for Perfetto.")
     against: Path | None = opt(
-        "--against", "F.json", "Compare with what `run` or `train` has measured with --trace."
+        "--against", "F.json", "Compare with a trace measured by `run` or `train`."
     )
-    unroll: bool = flag(
-        "--unroll", "Simulate all iterations of a loop, not only those that differ."
-    )
+    unroll: bool = flag("--unroll", "Simulate every iteration of loops.")
     stage: int | None = opt(
-        "--stage", "N", "The stage of a pipeline; else the one that ends last.", min=0
+        "--stage", "N", "Show this pipeline stage. [default: the one that ends last]", min=0
     )
-    top: int = opt("--top", "N", "The N slowest lines.", 8, min=1)
+    top: int = opt("--top", "N", "Show the N slowest lines.", 8, min=1)
 
 
 def command(file: File, given: Simulate) -> None:
-    """Predict a step in time: what computes, what waits, how much memory when."""
+    """Predict the time and memory of one step on a cluster."""
     with common.reporting(given.json) as diagnostics:
         only_one(given, "against", "trace")
         if given.trace is not None:

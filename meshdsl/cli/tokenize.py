@@ -14,7 +14,9 @@ from meshdsl.option_edits import give, refuse
 
 TextFiles = Annotated[
     list[Path],
-    Argument(metavar="FILE…", help="Texts, .jsonl files, or folders of them.", show_default=False),
+    Argument(
+        metavar="FILE…", help="Text files, .jsonl files, or folders of them.", show_default=False
+    ),
 ]
 
 
@@ -22,11 +24,11 @@ TextFiles = Annotated[
 class TokenizeOptions(TextOptions, Force):
     """Options of `tokenize`."""
 
-    out: Path = opt("--out", "F.npy", "Write the tokens.", ...)
+    out: Path = opt("--out", "F.npy", "The token file to write.", ...)
 
 
 def command(files: TextFiles, given: TokenizeOptions) -> None:
-    """Write the tokens of texts into one file, which states their dtype and is read by --data."""
+    """Write texts as one token file, for --data."""
     with common.reporting():
         from meshdsl.backends.train.tokenized import write_texts
 

@@ -35,36 +35,44 @@ if TYPE_CHECKING:
 class Train(DataOptions, PlacingOptions, Force, AsData):
     """Options of `train`."""
 
-    steps: int = opt("--steps", "N", "Train up to this step.", ..., min=1)
-    engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
-    seed: int | None = opt("--seed", "S", "For initial values and the order (0).")
+    steps: int = opt("--steps", "N", "Train up to step N.", ..., min=1)
+    engine: str = opt("--engine", "E", "The engine: local, torchrun or reference.", "local")
+    seed: int | None = opt("--seed", "S", "The seed of initial values and order. [default: 0]")
     order: str | None = opt(
-        "--order", "O", "random (tokens), shuffled (arrays: each once a pass) or sequential."
+        "--order",
+        "O",
+        "The order of samples: random, shuffled or sequential. "
+        "[default: random for tokens, shuffled for arrays]",
     )
-    eval_every: int = opt("--eval-every", "K", "Evaluate after every K steps.", 0, min=0)
-    eval_data: Path | None = opt("--val --eval-data", "F", "Samples that are held out.")
+    eval_every: int = opt("--eval-every", "K", "Evaluate every K steps.", 0, min=0)
+    eval_data: Path | None = opt("--val --eval-data", "F", "The held-out samples.")
     eval_fraction: float = opt(
-        "--eval-fraction", "P", "Without it, this last part.", 0.1, min=0.0, max=1.0
+        "--eval-fraction",
+        "P",
+        "Without --val: hold out this last part of --data.",
+        0.1,
+        min=0.0,
+        max=1.0,
     )
-    log: Path | None = opt("--log", "F.jsonl", "Write a JSON object per step.")
+    log: Path | None = opt("--log", "F.jsonl", "Write one JSON object per step.")
     tensorboard: Path | None = opt("--tensorboard", "DIR", "Write event files for TensorBoard.")
-    checkpoint: Path | None = opt("--checkpoint", "DIR", "Write checkpoints there.")
+    checkpoint: Path | None = opt("--checkpoint", "DIR", "Write checkpoints to this folder.")
     checkpoint_every: int = opt(
-        "--checkpoint-every", "K", "After every K steps (the last).", 0, min=0
+        "--checkpoint-every", "K", "Write one every K steps; 0: only at the end.", 0, min=0
     )
-    resume: bool = flag("--resume", "Go on from the last checkpoint.")
+    resume: bool = flag("--resume", "Resume from the last checkpoint.")
     params: Path | None = opt(
-        "--params", "F", "Initial values: a file, or a checkpoint's or model's folder."
+        "--params", "F", "Initial values: a file, or the folder of a checkpoint or model."
     )
-    out: Path | None = opt("--out", "F", "Write the parameters, whole.")
-    weights: str | None = weights("The `weights` block of models; `hf:bf16` writes bf16.")
+    out: Path | None = opt("--out", "F", "Write the full parameters.")
+    weights: str | None = weights("The `weights` block of the model; `hf:bf16` writes bf16.")
     trace: Path | None = opt(
-        "--trace", "F.json", "Write how long each statement of a step took (torchrun)."
+        "--trace", "F.json", "Write the time of each statement of a step (torchrun)."
     )
 
 
 def command(file: File, given: Train) -> None:
-    """Train a program that says what to minimize, and keep what it has learned."""
+    """Train a program that has `minimize`."""
     with common.reporting(given.json) as diagnostics:
         from meshdsl.backends.train.training_run import own_folder
 

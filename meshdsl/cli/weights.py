@@ -26,11 +26,13 @@ def command(
     file: File,
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="A folder or a file of tensors.", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="The model: a folder or a file of tensors.", show_default=False
+        ),
     ],
     given: WeightsOptions,
 ) -> None:
-    """Draft a block of weights for a program: which tensor of a model is which parameter."""
+    """Draft a `weights` block for a program and a model."""
     with common.reporting() as diagnostics:
         from meshdsl.backends.weights.draft import draft
         from meshdsl.backends.weights.params import read_model

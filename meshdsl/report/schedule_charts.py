@@ -12,7 +12,6 @@ from meshdsl.report.document import (
     Gap,
     Grid,
     Listing,
-    Paragraph,
     Piece,
     Text,
     counted,
@@ -22,7 +21,6 @@ from meshdsl.report.palette import Pass
 from meshdsl.report.schedule_schema import (
     ActionTimes,
     DeviceRow,
-    KnownSchedule,
     KnownSchedules,
     LawFacts,
     ScheduleFacts,
@@ -159,40 +157,23 @@ def listed() -> KnownSchedules:
 
 
 def list_shown(facts: KnownSchedules) -> Document:
-    """Each schedule with its options: what it does, its laws, and where it comes from."""
-    return (
-        *(block for each in facts["schedules"] for block in _entry(each)),
-        line("D devices, N micro-batches, device s. When the share of idle time holds:"),
-        *(
-            Paragraph((Piece(f"{text}: {', '.join(names)}."),), indent=4, hang=2)
-            for text, names in _conditions(facts).items()
-        ),
+    """A line for each schedule: its options, and what it does."""
+    rows = tuple(
+        (
+            each["name"],
+            # A default of 0 is as many as there are devices.
+            ", ".join(f"{name}={value or 'D'}" for name, value in each["options"].items()),
+            each["meaning"],
+        )
+        for each in facts["schedules"]
     )
-
-
-def _entry(known: KnownSchedule) -> Iterator[Paragraph | Gap]:
-    # A default of 0 is as many as there are devices.
-    options = "".join(f" {name}={value or 'D'}" for name, value in known["options"].items())
-    yield Paragraph((Piece(known["name"], "name"), Piece(options, "muted")))
-    laws = [
-        f"idle {law['formula']}" + (f" if {law['where']}" if law["where"] else "")
-        for law in known["idle"]
-    ]
-    if known["in_flight"]:
-        laws.append(f"in flight {known['in_flight']}")
-    yield Paragraph((Piece(known["meaning"]),), indent=4)
-    yield from (Paragraph((Piece(law),), indent=4, hang=2) for law in laws)
-    yield Paragraph((Piece(known["source"].partition(",")[0], "muted"),), indent=4)
-    yield Gap()
-
-
-def _conditions(facts: KnownSchedules) -> dict[str, list[str]]:
-    """The schedules whose share of idle time holds under each condition."""
-    conditions: dict[str, dict[str, None]] = {}
-    for each in facts["schedules"]:
-        for law in each["idle"]:
-            conditions.setdefault(law["condition"], {})[each["name"]] = None
-    return {text: list(names) for text, names in conditions.items()}
+    return (
+        Grid("", ("schedule", "options", "what it does"), rows),
+        Gap(),
+        line("D: as many as devices."),
+        line("`meshdsl schedule NAME --stages 4 --micro 8` shows one, with its formula."),
+        line("`meshdsl schedule --list --json` has all formulas and sources."),
+    )
 
 
 def shown(timed: TimedSchedule, chart: Block) -> Document:

@@ -21,10 +21,10 @@ from meshdsl.schedule.times import Times
     also=("interleaved_1f1b", "virtual_stages", "virtual_pipeline", "vpp"),
 )
 def interleaved(devices: int, micro: int, chunks: int = 2) -> Rows:
-    """1F1B with `chunks` stages a device, stage s on device s mod D: less idle time.
+    """1F1B with several stages per device: less idle.
 
-    Micro-batches go through in rounds of D, or a few more: N / max(1, N // D), which has to be a
-    whole number.
+    Stage s is on device s mod D. Micro-batches go through in rounds of D, or a few more: N / max(1,
+    N // D), which has to be a whole number.
     """
     rounds = max(1, micro // devices)
     help = f"take a multiple of {rounds}, best of {devices}"
@@ -63,7 +63,7 @@ def _ringed(
     also=("looped_bfs", "bfs", "looped"),
 )
 def breadth_first(devices: int, micro: int, chunks: int = 2) -> Rows:
-    """Every chunk takes all micro-batches before the next chunk begins.
+    """All micro-batches in a chunk, then the next one.
 
     As idle as interleaved from N = D on, and each chunk's gradients are whole at once.
     """
@@ -89,10 +89,10 @@ def breadth_first(devices: int, micro: int, chunks: int = 2) -> Rows:
     also=("bidirectional",),
 )
 def chimera(devices: int, micro: int, forward: int = 1) -> Rows:
-    """Two pipelines in opposite directions: device p has the stages p and D - 1 - p.
+    """Two pipelines in opposite directions.
 
-    Of every D micro-batches half go down, half go up. Each stage is on two devices, which add up
-    their gradients at the end.
+    Device p has the stages p and D - 1 - p. Of every D micro-batches half go down, half go up. Each
+    stage is on two devices, which add up their gradients at the end.
 
     `forward=2` is for backward passes that take twice as long as forward passes. Forward passes of
     two micro-batches in turn take as long as one backward pass, so no bubbles are left in the
@@ -147,10 +147,10 @@ def _unit(device: int, devices: int, first: int, half: int) -> Iterator[tuple[in
     also=("zero_bubble", "zero_bubble_v", "zbv"),
 )
 def zb_v(devices: int, micro: int) -> Rows:
-    """Stages in a V (p and 2D - 1 - p): no device waits between its first and last action.
+    """Stages p and 2D - 1 - p on device p: no waiting.
 
-    From 2D - 1 micro-batches on, where F, I and W take equally long, in the memory of 1F1B: chunks
-    are half a stage.
+    No device waits between its first action and its last one, from 2D - 1 micro-batches on, where
+    F, I and W take equally long, in the memory of 1F1B: chunks are half a stage.
     """
     most = max(micro, 2 * devices - 1)
     for device in range(devices):
@@ -188,10 +188,11 @@ DUAL = "(F&B + B - 3*W)"
     also=("dual_pipe_v",),
 )
 def dualpipe_v(devices: int, micro: int) -> Rows:
-    """Stages in a V (p and 2D - 1 - p); forward and backward passes run in pairs.
+    """Stages p and 2D - 1 - p, passes in pairs.
 
-    A pair is a forward pass of one micro-batch and a backward pass of another, so that the messages
-    of one are hidden behind the other. It takes 2D micro-batches at least.
+    Device p has the stages p and 2D - 1 - p. A pair is a forward pass of one micro-batch and a
+    backward pass of another, so that the messages of one are hidden behind the other. It takes 2D
+    micro-batches at least.
     """
     help = f"take {2 * devices} or more"
     needs(micro >= 2 * devices, f"{counted(micro, 'micro-batch')} on {devices} devices", help)
@@ -206,7 +207,7 @@ def dualpipe_v(devices: int, micro: int) -> Rows:
     also=("dual_pipe",),
 )
 def dualpipe(devices: int, micro: int) -> Rows:
-    """Two pipelines in opposite directions; forward and backward passes run in pairs.
+    """Two opposite pipelines, passes in pairs.
 
     As in Chimera device p has the stages p and D - 1 - p, and each stage is on two devices: twice
     the parameters. As in DualPipeV the messages of one pass of a pair are hidden behind the other.
@@ -264,10 +265,11 @@ def _dual_row(device: int, devices: int, micro: int) -> Iterator[Step]:
     also=("wave", "wave_pipeline"),
 )
 def hanayo(devices: int, micro: int, waves: int = 1) -> Rows:
-    """Stages run down the devices and back up, `waves` times: no message where they turn.
+    """Stages go down and up the devices, `waves` times.
 
-    No stage is on two devices as in Chimera, and D micro-batches are in flight at most, each in
-    2 * `waves` chunks. The order is that of passes with B = F, the most advanced ones first.
+    No message is needed where they turn. No stage is on two devices as in Chimera, and D
+    micro-batches are in flight at most, each in 2 * `waves` chunks. The order is that of passes
+    with B = F, the most advanced ones first.
     """
     down = tuple(range(devices))
     way = (down + down[::-1]) * waves

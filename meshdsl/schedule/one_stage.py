@@ -25,7 +25,7 @@ HELD_1F1B = Law("min(N, D - s)")
     also=("sequential", "model_parallel"),
 )
 def naive(devices: int, micro: int) -> Rows:
-    """One micro-batch after the other: one device works while the others wait."""
+    """One micro-batch at a time: the other devices wait."""
     for stage in range(devices):
         yield [(kind, m, stage) for m in range(micro) for kind in _FB]
 
@@ -49,9 +49,10 @@ def gpipe(devices: int, micro: int) -> Rows:
     also=("token_level",),
 )
 def terapipe(devices: int, micro: int) -> Rows:
-    """All forward passes, then all backward passes from the last micro-batch to the first.
+    """GPipe on slices of a sequence, backward reversed.
 
-    Micro-batches may be slices of a sequence: each reads the keys and values of those before it.
+    Each slice reads the keys and values of those before it. So backward passes run from the last
+    micro-batch to the first.
     """
     for stage in range(devices):
         passes = range(micro)
@@ -65,9 +66,10 @@ def terapipe(devices: int, micro: int) -> Rows:
     also=("1f1b", "pipedream_flush", "dapple", "onefoneb"),
 )
 def one_f_one_b(devices: int, micro: int) -> Rows:
-    """A warm-up of forward passes, then one forward and one backward pass in turn (1F1B).
+    """1F1B: forward and backward passes alternate.
 
-    As idle as gpipe, in less memory.
+    A stage begins with as many forward passes as stages follow it. As idle as gpipe, in less
+    memory.
     """
     for stage in range(devices):
         yield alternating(stage, micro, devices - 1 - stage)
@@ -80,7 +82,7 @@ def one_f_one_b(devices: int, micro: int) -> Rows:
     also=("eager_1f1b",),
 )
 def eager(devices: int, micro: int) -> Rows:
-    """1F1B with about twice the warm-up, so that messages overlap with computation."""
+    """1F1B with twice the warm-up, for slow links."""
     for stage in range(devices):
         yield alternating(stage, micro, 2 * (devices - 1 - stage))
 
@@ -92,9 +94,9 @@ def eager(devices: int, micro: int) -> Rows:
     also=("zero_bubble", "zb1p", "zbh1"),
 )
 def zb_h1(devices: int, micro: int) -> Rows:
-    """1F1B with weight gradients moved into the bubble; memory as for 1F1B.
+    """1F1B with parameter gradients in its idle time.
 
-    A third as idle as 1F1B with whole backward passes.
+    A third as idle as 1F1B with whole backward passes, in the memory of 1F1B.
     """
     for stage in range(devices):
         yield _split(stage, micro, devices - 1 - stage, stage)
@@ -107,9 +109,10 @@ def zb_h1(devices: int, micro: int) -> Rows:
     also=("zero_bubble", "zb2p", "zbh2"),
 )
 def zb_h2(devices: int, micro: int) -> Rows:
-    """A longer warm-up than ZB-H1: no device waits between its first and its last action.
+    """ZB-H1 with more passes in flight: no waiting.
 
-    From 2D - 1 micro-batches on, where F, I and W take equally long.
+    No device waits between its first action and its last one, from 2D - 1 micro-batches on, where
+    F, I and W take equally long.
     """
     for stage in range(devices):
         yield _split(stage, micro, 2 * (devices - 1 - stage), 2 * stage)

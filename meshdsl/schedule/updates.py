@@ -19,12 +19,13 @@ from meshdsl.schedule.times import Times
     in_flight=Law("min(N, active or D, 2*(D - 1 - s) + 1)"),
 )
 def ampnet(devices: int, micro: int, active: int = 0, times: Times | None = None) -> Rows:
-    """A free device does the work that has arrived; stages update after every backward pass.
+    """Asynchronous: devices run what has arrived.
 
-    Every pass reads the newest parameters, so the two passes of a micro-batch read different ones.
-    Backward passes go before forward passes; `active` micro-batches are on their way at most, as
-    many as devices where nothing is said. The order of arrival is that of the times given, with
-    `--times` or by how many layers each stage has. It is a table from then on, which is replayed.
+    Every backward pass is followed by an update. Every pass reads the newest parameters, so the two
+    passes of a micro-batch read different ones. Backward passes go before forward passes; `active`
+    micro-batches are on their way at most, as many as devices where nothing is said. The order of
+    arrival is that of the times given, with `--times` or by how many layers each stage has. It is a
+    table from then on, which is replayed.
     """
     way = tuple(range(devices))
     rows = in_order([way] * micro, times or Times(), active or devices, as_they_arrive)
@@ -40,8 +41,9 @@ def ampnet(devices: int, micro: int, active: int = 0, times: Times | None = None
     in_flight=HELD_1F1B,
 )
 def pipedream(devices: int, micro: int) -> Rows:
-    """1F1B with an update after every backward pass, which reads the weights of its forward pass.
+    """Asynchronous 1F1B; a pass pair reads one version.
 
+    Every backward pass is followed by an update, and reads the version that its forward pass read.
     Stage s keeps D - s versions for that.
     """
     return _updating(devices, micro, 1)
@@ -56,9 +58,10 @@ def pipedream(devices: int, micro: int) -> Rows:
     also=("pipedream_2bw", "2bw"),
 )
 def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
-    """1F1B with an update after every `batch` micro-batches (D), and two versions on each stage.
+    """Asynchronous 1F1B, updating after `batch` passes.
 
-    A batch reads what was new when the one before it began, so every stage is one update behind.
+    `batch` is D by default, and every stage has two versions. A batch reads what was new when the
+    one before it began, so every stage is one update behind.
     """
     size = batch or devices
     help = f"take {devices} or more to an update"
@@ -76,10 +79,11 @@ def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
     in_flight=HELD_1F1B,
 )
 def pipemare(devices: int, micro: int, anneal: int = ANNEAL) -> Rows:
-    """1F1B with updates as in AMPNet; backward passes estimate the weights of their forward pass.
+    """Asynchronous 1F1B; backward estimates versions.
 
-    The estimate is the newest version, less the version's distance times an average of updates.
-    Steps of a stage are divided by its staleness, less and less so in the first `anneal` updates.
+    Updates are as in AMPNet; a backward pass estimates what its forward pass read. The estimate is
+    the newest version, less the version's distance times an average of updates. Steps of a stage
+    are divided by its staleness, less and less so in the first `anneal` updates.
     """
     return _updating(devices, micro, 1)
 
