@@ -305,7 +305,7 @@ assert is_the_ridge(rows_needed) == "Right!"
 # in bf16 is split `[B_X, D_Y]` on 4×4×4 TPU v4p. How many microseconds take an all_gather over X,
 # an all_gather over X and Y, and an all_reduce over Z (of an array that is partial there)? The
 # book's rule: the bytes of the result on one device, over W = 9·10¹⁰ bytes/s for each axis that is
-# used. An all_reduce takes twice that.[¹](#Footnotes)
+# used. An all_reduce takes twice that.¹
 
 # %% tags=["exercise"]
 gather_x, gather_xy, reduce_z = 100, 100, 100
