@@ -53,7 +53,7 @@ PROGRAMS = {
     "cut": (CUT, "x: pipe = 1, y: pipe = 2, large: pipe = 3"),
 }
 RETURNED = ("loss, y", "a, loss", "x, large, loss, both")
-MESHES = {"pipe:4": "", "pipe:2": "", "data:2,pipe:2": ", batch -> data"}
+MESHES = {"pipe:4": "", "data:2,pipe:2": ", batch -> data"}
 
 
 FACTORS: dict[str, tuple[str, ...]] = {

@@ -117,7 +117,7 @@ CASES = scheduled(covering(FACTORS, RULES, apart=("storage", "program")))
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_step_is_that_of_one_device(case: Case) -> None:
-    """Every fourth device program is printed, read back and lowered alike, and has a report."""
+    """Every eighth device program is printed, read back and lowered alike, and has a report."""
     text, use = program_of(case)
     made = compiled(text, case["mesh"], layout_of(case), use, case["policy"])
     hold_in_turn(CASES.index(case), made, text)

@@ -384,14 +384,14 @@ def hold(made: Compilation, text: str, part: float = 5e-5, reported: bool = True
 
 
 def hold_in_turn(number: int, made: Compilation, text: str) -> None:
-    """Of every fourth case of a covering array, also what is printed and reported."""
+    """Of every eighth case of a covering array, also what is printed and reported."""
     looked_at = number % PRINTED == 0
     hold(made, text, reported=looked_at)
     if looked_at:
         hold_text(made)
 
 
-PRINTED = 1 if "MESHDSL_CASES" in os.environ else 4
+PRINTED = 1 if "MESHDSL_CASES" in os.environ else 8
 """Of how many cases of a covering array the text of one is read back, and its report is made."""
 
 

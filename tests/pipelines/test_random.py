@@ -5,7 +5,7 @@ are reduced in each, rules of their own for gradients and parameters, parameters
 which each micro-batch has a block, functions whose features are where the samples were, and names
 that emitted texts have themselves.
 
-`MESHDSL_CASES=500` runs that many instead of 24, and new ones each time.
+`MESHDSL_CASES=500` runs that many instead of 12, and new ones each time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.programs.expressions import Draw
 from tests.training.stepping import on_devices
 
 SHARDS = 2
-CASES = int(os.environ.get("MESHDSL_CASES", "24")) // SHARDS
+CASES = int(os.environ.get("MESHDSL_CASES", "12")) // SHARDS
 
 REFUSALS = frozenset(
     """MD0301 MD0302 MD0304 MD0305 MD0330 MD0331 MD0332 MD0333 MD0335 MD0338 MD0339 MD0529 MD0907

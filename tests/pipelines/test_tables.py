@@ -35,7 +35,7 @@ from tests.pipelines.test_programs import (
     results,
 )
 
-RUNS = int(os.environ.get("MESHDSL_CASES", "12"))
+RUNS = int(os.environ.get("MESHDSL_CASES", "6"))
 ROWS = re.compile(r"^SCHEDULE = \(.*?^\)", re.DOTALL | re.MULTILINE)
 SIZES = ((2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8))
 NAMES = ("two carries", "penalty inside")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshdsl.diagnostics import DiagnosticError
-from tests.covering import in_turn
+from tests.covering import in_turn, some
 from tests.pipelines.test_programs import compiled, hold, hold_text
 from tests.pipelines.test_stages import written
 
@@ -145,7 +145,9 @@ BATCHES = [name for name in MADE if ":=" in "".join(MADE[name]) and "number" not
 
 
 @in_turn(
-    name=BATCHES, mesh=MESHES, use=("one_f_one_b", "zb_h1", "interleaved(chunks=2)", "chimera")
+    name=some(BATCHES),
+    mesh=MESHES,
+    use=("one_f_one_b", "zb_h1", "interleaved(chunks=2)", "chimera"),
 )
 def test_batches_that_a_step_accumulates(name: str, mesh: str, use: str) -> None:
     if "chunks" in use:
