@@ -17,6 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ ON_BOTH_MACHINES = "# on both machines"
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+_INSTALL = re.compile(r"^pip install '?meshdsl(?:\[(\w+)\])?'?$", re.MULTILINE)
 _NAMES = re.compile(r"`meshdsl (\w+)([^`]*)`")
 
 
@@ -131,6 +133,7 @@ def _run_session(text: str, clone: Path) -> None:
 def _run_script(text: str, clone: Path) -> None:
     """A script of bash, which has to end well."""
     here, _, both = text.partition(ON_BOTH_MACHINES)
+    here = _INSTALL.sub(_is_offered, here)
     for command in ONLY_PLANNED:
         here = here.replace(command, command.replace("make", "make --dry-run"))
     _printed(clone, here)
@@ -143,6 +146,15 @@ def _run_script(text: str, clone: Path) -> None:
         nothing.mkdir()
         (nothing / "meshdsl.py").write_text("raise ImportError('the program must not need it')")
         assert "loss" in _printed(clone, there, there, PYTHONPATH=str(nothing))
+
+
+def _is_offered(line: re.Match[str]) -> str:
+    """No installation, which `tests/test_house.py` tries: the package offers the extra."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    named = project["optional-dependencies"][line[1]] if line[1] else project["dependencies"]
+    assert (line[1] == "torch") == any(each.startswith("torch") for each in named)
+    return ""
 
 
 def _run_python(text: str, clone: Path) -> None:

@@ -90,8 +90,9 @@ def missing_library(error: BaseException) -> tuple[str, str] | None:
     name = error.name.partition(".")[0]
     if name == "meshdsl":
         return None
-    help = f"install {name}: `python -m pip install {name}`; or all that is needed: "
-    return f"this command needs {name}, which is not installed", f"{help}`pip install meshdsl`"
+    wanted = "'meshdsl[torch]'" if name == "torch" else name
+    help = f"install it: `python -m pip install {wanted}`"
+    return f"this command needs {name}, which is not installed", help
 
 
 def _complain(code: str, message: str, help: str) -> None:

@@ -103,4 +103,41 @@ def test_a_library_that_is_missing_is_named(library: str, command: str, cli: Cli
     )
     assert done.returncode == 3, done.stderr
     assert f"error[MD0797]: this command needs {library}" in done.stderr
-    assert f"python -m pip install {library}" in done.stderr
+    wanted = {"torch": "'meshdsl[torch]'"}.get(library, library)
+    assert f"python -m pip install {wanted}" in done.stderr
+
+
+WITHOUT_TORCH = """
+from typer.testing import CliRunner
+from meshdsl.cli.app import app
+for command in COMMANDS:
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, (command, done.output)
+"""
+
+
+def test_what_runs_no_program_needs_no_torch() -> None:
+    """What the README says needs no torch; `play` is tried by `tests/play/test_server.py`."""
+    write(LEARN)
+    commands = (
+        "new spiral",
+        "check f.mdsl",
+        "explain f.mdsl",
+        "compile f.mdsl -o p.py",
+        "compare f.mdsl --no-run",
+        "simulate f.mdsl --cluster h100",
+        "advise f.mdsl --cluster h100",
+        "search f.mdsl --mesh d:2 --cluster h100",
+        "schedule gpipe --stages 2 --micro 2",
+        "rows softmax",
+    )
+    hidden = HIDDEN.partition('sys.argv[0] = "meshdsl"')[0]
+    program = f"{hidden}COMMANDS = {commands!r}{WITHOUT_TORCH}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "torch"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

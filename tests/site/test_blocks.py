@@ -48,7 +48,8 @@ ELSEWHERE = {
 
 NOT_RUN = {
     r"make \w+": "what the README says of it is executed by tests/test_readme.py",
-    r"\. \.venv/bin/activate": "the commands are called in this process",
+    r"python3 -m venv .venv|\. \.venv/bin/activate": "the commands are called in this process",
+    r"pip install '?meshdsl(\[torch\])?'?": "tests/test_readme.py: the package offers that",
     r"(MESHDSL_\w+=\w+ )*\.venv/bin/pytest .*": "it would run tests inside of a test",
     r"torchrun .*": "tests/test_readme.py runs these lines on two process groups",
     r"python data\.py|meshdsl train spiral\.mdsl .*": "tests/cli/test_new.py runs them",
