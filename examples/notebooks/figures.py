@@ -62,7 +62,8 @@ def decades(values: list[float]) -> list[float]:
 class Plot(Figure):
     """Curves and labelled points. `log` says which axes are logarithmic: "", "x", "y" or "xy".
 
-    Curves are `y` by `x`; points `(x, y)` by label. As text it is a list of the numbers.
+    Curves are `y` by `x`, points `(x, y)` by label, and dots points without one. As text it
+    is a list of the numbers.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Plot(Figure):
         x: str = "",
         y: str = "",
         log: str = "",
+        dots: list[tuple[float, float]] | None = None,
     ) -> None:
         self.title, self.curves, self.points = title, curves, points or {}
+        self.dots = dots or []
         self.x, self.y, self.log = x, y, log
 
     def __repr__(self) -> str:
@@ -84,11 +87,12 @@ class Plot(Figure):
             for name, each in self.curves.items()
         ]
         rows += [f"{name}: {x:.4g}: {y:.4g}" for name, (x, y) in self.points.items()]
+        rows += [f"{len(self.dots)} dots"] if self.dots else []
         return "\n".join([head, *rows])
 
     def _repr_svg_(self) -> str:
         every = [pair for each in self.curves.values() for pair in each.items()]
-        every += self.points.values()
+        every += [*self.points.values(), *self.dots]
         across = Axis([x for x, _ in every], "x" in self.log)
         up = Axis([y for _, y in every], "y" in self.log)
 
@@ -110,11 +114,15 @@ class Plot(Figure):
         parts.append(text(LEFT + WIDTH / 2, bottom + 34, self.x, "middle"))
         turned = f'<g transform="translate(14 {TOP + HEIGHT / 2}) rotate(-90)">'
         parts.append(f"{turned}{text(0, 0, self.y, 'middle')}</g>")
+        for a, b in (at(*dot) for dot in self.dots):
+            parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="#9a9a9a"/>')
         for index, (name, each) in enumerate(self.curves.items()):
             colour = LINES[index % len(LINES)]
             corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in (at(x, y) for x, y in each.items()))
             stroke = f'fill="none" stroke="{colour}" stroke-width="2"'
             parts.append(f'<polyline points="{corners}" {stroke}/>')
+            for a, b in (at(x, y) for x, y in each.items()):
+                parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>')
             parts.append(text(right + 12, TOP + 14 + 18 * index, name, "start", colour))
         for name, place in self.points.items():
             a, b = at(*place)

@@ -19,6 +19,10 @@ TIMES = ("gather_x", "gather_xy", "reduce_z")
 CHIPS = ("most_x", "most_y")
 BUBBLES = ("under_1f1b", "interleaved")
 
+BASE = ["tokens -> x", "hidden -> y", "params: model -> x", "grads: model -> x"]
+STREAM = ["y: model -> y", "target: model -> y"]
+SPACE = ("layouts", "plans")
+
 ANSWERS: Answers = {
     ("09", 0): (
         each(("rows_needed",), (319,), (319.0,), (318.2,)),
@@ -46,6 +50,42 @@ ANSWERS: Answers = {
             BUBBLES, (63 / 575, 63 / 1087), (0.1096, 0.058), (Fraction(63, 575), Fraction(63, 1087))
         ),
         each(BUBBLES, (63 / 575, 63 / 575), (63 / 64, 0.058), (63 / 3135, 63 / 6207)),
+    ),
+    ("10", 0): (
+        each(SPACE, (125, 125**20), (5**3, 5**60), (125.0, 125**20)),
+        each(SPACE, (12, 240), (64, 64**20), (125, 20 * 125)),
+    ),
+    ("10", 1): (
+        each(
+            ("better",),
+            (lambda p, i, n: "data" if p < i * n else "tensor",),
+            (lambda p, i, n: ("data", "tensor")[p > n * i],),
+            (lambda p, i, n: "tensor" if n < p / i else "data",),
+        ),
+        each(
+            ("better",),
+            (lambda p, i, n: "data",),
+            (lambda p, i, n: "data" if p < 1e7 else "tensor",),
+            (lambda p, i, n: "data" if p < i else "tensor",),
+        ),
+    ),
+    ("10", 2): (
+        each(
+            ("mine",),
+            ([*BASE, *STREAM],),
+            ([*BASE, "y: model -> y"],),
+            ([*BASE, *STREAM, "x: model -> y"],),
+        ),
+        each(
+            ("mine",),
+            (BASE,),
+            (["tokens -> (x, y)"],),
+            ([*BASE, "tokens -> y"],),
+        ),
+    ),
+    ("10", 3): (
+        each(("milliseconds",), (19.09,), (19.0,), (19.2,)),
+        each(("milliseconds",), (47,), (9,), (16,)),
     ),
 }
 """What an exercise gives values to, right and wrong, by notebook and exercise."""
