@@ -294,7 +294,7 @@ def with_makers(known: Mapping[str, Dim]) -> dict[str, Dim]:
 
 def sizes_of(dims: Mapping[str, Dim]) -> dict[str, int]:
     """The sizes computed from other dims, with formulas; not from dims of the same name."""
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
     for name, dim in dims.items():
         is_known = all(dims[d.name] == d for d in _makers(dim))
         if dim._made_of is not None and is_known and not _leads_back(name, dims):

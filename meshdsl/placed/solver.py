@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from meshdsl.records import dataclass
@@ -248,7 +248,7 @@ class BrowserSolver:
         self._model.changeColsIntegrality(_object(columns), _numbers("i", whole))
 
 
-def _object(entries: dict[str, Any]) -> Any:
+def _object(entries: Mapping[str, object]) -> Any:
     """An object of JavaScript."""
     from js import Object
     from pyodide.ffi import to_js
