@@ -292,9 +292,9 @@ def with_makers(known: Mapping[str, Dim]) -> dict[str, Dim]:
     return dims
 
 
-def sizes_of(dims: Mapping[str, Dim]) -> dict[str, int]:
+def sizes_of(dims: Mapping[str, Dim]) -> dict[str, Number]:
     """The sizes computed from other dims, with formulas; not from dims of the same name."""
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Number] = {}
     for name, dim in dims.items():
         is_known = all(dims[d.name] == d for d in _makers(dim))
         if dim._made_of is not None and is_known and not _leads_back(name, dims):

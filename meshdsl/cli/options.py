@@ -385,7 +385,7 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with its parameter of a class of options spread into single ones, for typer."""
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
-    classes = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    classes: Mapping[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     def command(**given: Any) -> Any:
         grouped = {
