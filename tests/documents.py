@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from difflib import SequenceMatcher
 
 from typer.testing import CliRunner
 
@@ -44,6 +45,32 @@ def shows(shown: str, output: str) -> bool:
     """Whether a page shows what is printed, but for the lines that `…` stands for."""
     pattern = "(?:.*\n)*?".join(map(re.escape, comparable(shown).split("…\n")))
     return re.fullmatch(pattern, comparable(output)) is not None
+
+
+def renewed(shown: str, output: str) -> str:
+    """What a page would show of what is printed now: the lines most like those that it shows."""
+    lines, start, parts = output.splitlines(), 0, re.split("^…\n", shown, flags=re.MULTILINE)
+    chosen = []
+    for number, part in enumerate(parts):
+        old = part.splitlines()
+        if not old:
+            chosen.append("")
+            continue
+        start = _most_like(old[0], lines, start, start) if number else 0
+        end = _most_like(old[-1], lines, start, start + len(old) - 1) + 1
+        end = len(lines) if number == len(parts) - 1 else end
+        chosen.append("".join(f"{line.rstrip()}\n" for line in lines[start:end]))
+        start = end
+    return "…\n".join(chosen)
+
+
+def _most_like(line: str, lines: list[str], start: int, expected: int) -> int:
+    """The number of the line, from `start` on, that is most like one: of several the nearest."""
+    likeness = {
+        n: (SequenceMatcher(None, line, lines[n]).ratio(), -abs(n - expected))
+        for n in range(start, len(lines))
+    }
+    return max(likeness, key=likeness.__getitem__, default=start)
 
 
 def comparable(text: str) -> str:

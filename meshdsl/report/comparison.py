@@ -540,7 +540,7 @@ def _amounts(columns: Sequence[schema.ColumnFacts]) -> Iterator[tuple[str, list[
     yield "written", [_written(c) if "totals" in c else "-" for c in columns]
     for axis in axes:
         yield f"sent, {axis}", _each(columns, partial(_over, axis))
-    yield "sent in total", _each(columns, lambda c: doc.exact(c["totals"]["wire_bytes"]))
+    yield "sent, all", _each(columns, lambda c: doc.exact(c["totals"]["wire_bytes"]))
     yield "collectives", _each(columns, lambda c: f"{c['totals']['collectives']:,}")
     yield "memory", _each(columns, lambda c: doc.exact(c["memory"]["peak"]))
     if any("time" in c for c in columns):

@@ -340,7 +340,7 @@ def collective_note(c: CollectiveFacts, named: bool, indent: int) -> Note:
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
     details += [("why", text) for text in _reasons(c, lambda part: part["why"])]
     details += [("remove it", text) for text in _remedies(c)]
-    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` in the compiled program)"
+    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}`)"
     head = (Piece("=> ", "arrow"), *sending(c, _bucket(c) or whose))
     return Note(head, _labelled(details, indent + 3), indent)
 

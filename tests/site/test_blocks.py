@@ -7,8 +7,8 @@ behind the fence says what is done with one (`RUNNERS`), a second word which fil
   `mdsl NAME.mdsl` is also that file for the commands below it, `mdsl excerpt=FILE` is in that file,
   `mdsl statements` are lines of a program.
 - `shellsession` and `console`: `$ command`, and what it prints on a screen of 80 columns; a line
-  `…` stands for any lines. With `MESHDSL_UPDATE_GOLDEN=1` what is shown whole and has changed is
-  written anew. `sh`: commands that have to end well.
+  `…` stands for any lines. With `MESHDSL_UPDATE_GOLDEN=1` what is shown and has changed is written
+  anew: look at the lines around a `…`. `sh`: commands that have to end well.
 - `python` is executed, `python fragment` is compiled, `excerpt=FILE` is in that file;
   `json` and `toml` are read, and `toml NAME.toml` is that file for the commands below it;
   `text` is no code, `text NAME` that file.
@@ -32,7 +32,7 @@ import pytest
 
 from meshdsl.diagnostics import Source
 from meshdsl.syntax.parse import parse
-from tests.documents import check_shown, printed, sessions, shows
+from tests.documents import check_shown, printed, renewed, sessions, shows
 from tests.project import ROOT, matching
 from tests.report.golden import UPDATE
 
@@ -117,8 +117,8 @@ def run_mdsl(text: str, word: str, folder: Folder) -> None:
 def run_session(text: str, word: str, folder: Folder) -> None:
     for command, shown in sessions(text):
         output = carry_out(command, folder)
-        if UPDATE and "…\n" not in shown and not shows(shown, output):
-            folder.renewed[f"$ {command}\n{shown}"] = f"$ {command}\n{output}"
+        if UPDATE and not shows(shown, output):
+            folder.renewed[f"$ {command}\n{shown}"] = f"$ {command}\n{renewed(shown, output)}"
         else:
             check_shown(command, shown, output)
 
