@@ -69,7 +69,7 @@ def _summary(folder: Path, made: Iterable[ProjectFile]) -> tuple[str, ...]:
     name = folder.name
     width = max(len(file.name) for file in made)
     return (
-        f"made {folder}",
+        f"created {folder}",
         *(f"  {file.name:{width}}  {file.purpose}" for file in made),
         "",
         "try:",

@@ -24,10 +24,10 @@ class ProjectFile:
 
 _FILES = (
     ("{{name}}.mdsl", "the program, a mesh, two layouts", "program.mdsl.template"),
-    ("data.py", "makes the data to train on", "data.py.template"),
-    ("test_{{name}}.py", "for pytest: both layouts give the same numbers", "test.py.template"),
+    ("data.py", "writes the training data", "data.py.template"),
+    ("test_{{name}}.py", "for pytest: both layouts give the same results", "test.py.template"),
     ("README.md", "commands to try", "README.md.template"),
-    (".gitignore", "what is made anew", "gitignore.template"),
+    (".gitignore", "generated files", "gitignore.template"),
 )
 """Name, purpose and template of each file, in the order in which a reader wants them."""
 
