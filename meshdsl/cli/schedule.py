@@ -28,6 +28,8 @@ OUTPUTS = ("svg", "csv", "torch_csv")
 class TableOptions:
     """Options of the table."""
 
+    heading = "Schedule options"
+
     stages: int | None = opt(
         "--stages", "N", "The number of devices. Each has one stage, or --chunks.", min=1
     )
@@ -50,8 +52,8 @@ class TableOptions:
     weights: str | None = opt(
         "--weights",
         "W",
-        "The versions that backward passes of a table read: latest, stashed, buffered or "
-        "corrected. [default: latest]",
+        "For a table with updates, the version that backward passes read: latest, stashed, "
+        "buffered or corrected. [default: latest]",
     )
 
 
@@ -59,7 +61,7 @@ class TableOptions:
 class Draw(TableOptions, Force, AsData):
     """Options of `schedule`."""
 
-    list: bool = flag("--list", "List all schedules with their options, formulas and sources.")
+    list: bool = flag("--list", "List all schedules; with --json also formulas and sources.")
     times: str | None = opt(
         "--times",
         "F=1,…",
