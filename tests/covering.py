@@ -124,18 +124,21 @@ class _Rows:
             key=lambda item: (item[1][0][0], len(item[1])),
         )
         for *_, value in values:
-            row[name] = value
+            row[name] = -value
             if all(rule.allows(row) for rule in self.rules[name]) and self._filled(row):
                 return row
             del row[name]
         return None
 
     def _sorted(self, name: str, row: Row) -> list[tuple[int, int, int]]:
-        """The values of a factor, first that with most pairs: with those of the case, and all."""
+        """The values of a factor, negative, first that with most pairs: of the case, then of all.
+
+        Of equal ones the first: factors begin with what is small.
+        """
         found = []
         for value in self.numbers[name]:
             rest = self.open[name, value]
-            found.append((sum(pair in rest for pair in row.items()), len(rest), value))
+            found.append((sum(pair in rest for pair in row.items()), len(rest), -value))
         return sorted(found, reverse=True)
 
 
