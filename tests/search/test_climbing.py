@@ -61,7 +61,9 @@ def test_the_beam_leads_to_the_least_of_all(name: str) -> None:
         assert space.allows([axes.get(dim.name, ()) for dim in space.dims])
 
 
-@in_turn(name=[*SMALL, *(["vgg"] if ALL else [])], timed=(False, True))
+@in_turn(
+    name=[*SMALL, "vgg"] if ALL else ["mlp", "dlrm", "nmt", "transformer"], timed=(False, True)
+)
 def test_climbing_finds_what_listing_does(
     name: str, timed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ MESHES = {
 PLACES = [f"{name} on {mesh}" for name, meshes in MESHES.items() for mesh in meshes]
 """Every mesh of the examples."""
 
-SLOW = ("moe on four", "moe on grid", "dlrm on square")
+SLOW = ("moe on four", "moe on grid", "dlrm on four", "dlrm on square")
 QUICK = [place for place in PLACES if ALL or place not in SLOW]
 """The places of which every obligation is tried each time."""
 
@@ -120,10 +120,11 @@ def test_a_limit_agrees_with_what_is_found_without(place: str, objective: str, l
         assert least_possible(problem) <= plan.peak
 
 
-HELD = (330_000, *((300_000, 304_000, 310_000, 320_632, 400_000) if ALL else ()))
+HELD = (300_000, 304_000, 310_000, 320_632, 330_000, 400_000)
 """Limits for the mixture of experts; what nothing general fits into takes many steps."""
 
 
+@pytest.mark.skipif(not ALL, reason="two searches of a mixture of experts, with rules of its own")
 @pytest.mark.parametrize("memory", HELD)
 def test_experts_under_a_limit(memory: int) -> None:
     """Of experts with rules of their own, the shipped layout holds 320,632 B."""
@@ -222,7 +223,7 @@ def layouts_of(place: str) -> list[str]:
     return [*program(place).declarations.layouts]
 
 
-WIDEST = QUICK if ALL else ["dlrm on four", "matmul on square", "mlp on square"]
+WIDEST = QUICK if ALL else ["dlrm on four", "mlp on square"]
 """One mesh of each example, of as many axes as it has layouts for."""
 
 KEPT = [f"{place} under {layout}" for place in WIDEST for layout in layouts_of(place)]

@@ -13,7 +13,7 @@ import pytest
 from tests.project import ROOT
 
 SEARCHES = {
-    "lm by bytes": ("examples/lm.mdsl", "--mesh", "data:2,tp:2", "--certificate"),
+    "dlrm by bytes": ("examples/dlrm.mdsl", "--mesh", "data:2,tp:2", "--certificate"),
     "mlp by time in little memory": (
         *("examples/mlp.mdsl", "--mesh", "a:2,b:2", "--cluster", "a100-dgx", "--memory", "4MB"),
     ),

@@ -23,7 +23,7 @@ from meshdsl.search.warm_start import changes, started
 from meshdsl.syntax.format import format_source
 from tests.cli.command import Cli, write
 from tests.cli.conftest import cli
-from tests.covering import covered, in_turn
+from tests.covering import in_turn
 
 from .problems import LINE, SQUARE, problem
 from .test_command import TEXT
@@ -52,7 +52,7 @@ def begin(start: str, objective: str, cluster: str, mesh: Mesh = SQUARE) -> Prob
     )
 
 
-@covered(start=STARTS, method=("layouts", "tofu", "mcmc"), objective=("bytes", "time"))
+@in_turn(start=STARTS, method=("layouts", "tofu", "mcmc"), objective=("bytes", "time"))
 def test_never_worse_and_the_changes_add_up(start: str, method: str, objective: str) -> None:
     asked = begin(start, objective, "h100" if objective == "time" else "")
     found = solve([asked], METHODS[method])

@@ -34,7 +34,7 @@ from tests.project import ROOT
 
 from .problems import CASES, LINE, SQUARE, UNEQUAL, problem, solved
 
-RANDOM = int(os.environ.get("MESHDSL_CASES", "25"))
+RANDOM = int(os.environ.get("MESHDSL_CASES", "12"))
 QUICK = ("matmul", "mlp", "digits")
 
 
