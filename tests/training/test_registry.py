@@ -43,8 +43,9 @@ def test_a_step_subtracts_the_gradient(name: str) -> None:
         check(built, "d:1", "", "deferred")
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", OPERATORS if ALL else OPERATORS[1::2])
 def test_a_step_of_split_operands_does(name: str) -> None:
+    """Of every other operator: that each split of each is right, gradients too, `ops` proves."""
     number = OPERATORS.index(name)
     for built in programs_of(name, most=1, ways=WAYS[number % len(WAYS) :][:1]):
         for dim in built.even_dims[:: 1 if ALL else 2]:
