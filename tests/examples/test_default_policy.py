@@ -1,4 +1,4 @@
-"""Every example under every layout it declares, placed as `meshdsl run` does without options."""
+"""Every example under layouts it declares, placed as `meshdsl run` does without options."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import DEFAULT_POLICY, front
 from meshdsl.placed.layout import resolve_mesh
 from meshdsl.syntax.parse import read_source
+from tests.covering import some
 from tests.programs.harness import Case, run_case
 from tests.project import matching
 
@@ -49,7 +50,7 @@ def cases() -> Iterator[object]:
         if path.stem in ("lm", "nmt", "resnet", "unet", "digits_async"):
             continue
         declarations = front(read_source(path), {}, Diagnostics())
-        for layout in declarations.layouts:
+        for layout in some(declarations.layouts):
             mesh = resolve_mesh(declarations, None, layout).name
             dims = SIZES.get(path.stem, {})
             text, drawn = path.read_text("utf-8"), path.stem in MADE_UP
