@@ -16,7 +16,7 @@ import numpy as np
 
 from tests.programs.harness import Case, run_case
 
-CASES = int(os.environ.get("MESHDSL_CASES", "12"))
+CASES = int(os.environ.get("MESHDSL_CASES", "6"))
 MESHES = ({"r": 2, "q": 2}, {"r": 3, "q": 2}, {"r": 2, "q": 3}, {"r": 4, "q": 1})
 TEXT = """
 dim n = 2, c = 3, out = 2, {dims}

@@ -21,7 +21,7 @@ from meshdsl.prove.sample_values import join
 from meshdsl.prove.torch_run import evaluate, window_call
 from meshdsl.prove.window_rows import piece, reads_windows
 
-CASES = int(os.environ.get("MESHDSL_CASES", "150"))
+CASES = int(os.environ.get("MESHDSL_CASES", "75"))
 
 Array = np.ndarray
 

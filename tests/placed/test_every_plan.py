@@ -13,7 +13,7 @@ from meshdsl.report.explanation import explain
 from tests.compiling import compile_text
 from tests.placed.every_plan import EveryPlan
 
-CASES = int(os.environ.get("MESHDSL_CASES", "40"))
+CASES = int(os.environ.get("MESHDSL_CASES", "20"))
 MESHES = ({"x": 2}, {"x": 2, "y": 2})
 SIZES = {"a": (4, 8), "b": (4, 16), "c": (4, 32)}
 

@@ -1,6 +1,6 @@
 """`sbp` blocks on programs whose tensors gain and lose dims: loops, steps of several batches.
 
-`MESHDSL_CASES=5000` tries that many blocks instead of 32, and new ones each time.
+`MESHDSL_CASES=5000` tries that many blocks instead of 16, and new ones each time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ENDS = ("", *STEPS, "minimize loss with sgd(lr=0.1, accumulate=2, clip=1.0)")
 NAMES = {"x": 2, "z": 2, "t": 2, "a": 2, "w": 2, "u": 2, "h": 2, "k": 2, "y": 2, "loss": 0, "g": 2}
 """The number of declared dims of each."""
 
-CASES = int(os.environ.get("MESHDSL_CASES", "32"))
+CASES = int(os.environ.get("MESHDSL_CASES", "16"))
 SHARDS = 4
 REFUSED = ("MD0301", "MD0309")
 """It does not divide, or the operator has no such row."""

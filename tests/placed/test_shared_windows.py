@@ -16,7 +16,7 @@ ROW = 3 * 4
 """Bytes of a row of `t`."""
 
 
-CASES = int(os.environ.get("MESHDSL_CASES", "12"))
+CASES = int(os.environ.get("MESHDSL_CASES", "6"))
 
 
 @dataclass(frozen=True)

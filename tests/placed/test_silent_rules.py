@@ -22,7 +22,7 @@ from tests.programs.harness import Case
 from tests.programs.strategy import cases
 from tests.project import ROOT, examples
 
-CASES = int(os.environ.get("MESHDSL_CASES", "40"))
+CASES = int(os.environ.get("MESHDSL_CASES", "20"))
 
 HEAD = """
 dim batch = 4, time = 8, d = 4, e = 4

@@ -14,7 +14,7 @@ from meshdsl.placed.place import cost as objective
 from tests.programs.harness import REFUSALS, Case, compiled, explained, run_case
 from tests.programs.strategy import cases
 
-CASES = int(os.environ.get("MESHDSL_CASES", "30"))
+CASES = int(os.environ.get("MESHDSL_CASES", "15"))
 
 
 def sent(case: Case, policy: str) -> int:

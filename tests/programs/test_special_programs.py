@@ -19,7 +19,7 @@ from meshdsl.backends.runtime.values import Array
 from tests.compiling import run_text
 from tests.programs.special import INF, NAN, difference
 
-CASES = int(os.environ.get("MESHDSL_CASES", "24"))
+CASES = int(os.environ.get("MESHDSL_CASES", "12"))
 POLICIES = ("immediate", "mesh-tf", "deferred", "optimal")
 DIMS = "bcde"
 SHARES = {"x0": 0.0, "x1": 0.05, "x2": 0.2, "x3": 0.4}

@@ -131,6 +131,6 @@ def way(number: int) -> Case:
     return Case(text, axes, "l", rng.choice(POLICIES))
 
 
-@pytest.mark.parametrize("number", range(int(os.environ.get("MESHDSL_CASES", "24"))))
+@pytest.mark.parametrize("number", range(int(os.environ.get("MESHDSL_CASES", "12"))))
 def test_a_way_between_placements_of_uneven_blocks(number: int) -> None:
     run_case(way(number))

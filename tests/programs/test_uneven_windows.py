@@ -96,6 +96,6 @@ def chain(number: int) -> Case:
     return Case(text, mesh, f"{{ {rules or 'n -> none'} }}", rng.choice(POLICIES))
 
 
-@pytest.mark.parametrize("number", range(int(os.environ.get("MESHDSL_CASES", "16"))))
+@pytest.mark.parametrize("number", range(int(os.environ.get("MESHDSL_CASES", "8"))))
 def test_a_chain_of_windows_of_uneven_blocks(number: int) -> None:
     run_case(chain(number))
