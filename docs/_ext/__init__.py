@@ -9,7 +9,7 @@ from pygments.lexers.shell import BashSessionLexer
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from docs._ext import api, contents, entries, generated, links, themes
+from docs._ext import api, contents, entries, generated, in_browser, links, themes
 from meshdsl.lexer import MdslLexer
 from meshdsl.version import __version__
 
@@ -27,6 +27,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("source-read", _read)
     app.connect("doctree-read", api.unlinked)
     app.connect("doctree-read", links.linked)
+    app.connect("doctree-read", in_browser.linked)
     app.connect("missing-reference", api.resolved)
     app.connect("html-page-context", themes.themed)
     app.connect("html-page-context", _follow)

@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,9 +48,8 @@ FIRST = ("mlp", "matmul", "transformer")
 
 def main(site: Path) -> None:
     """Write `play.html` and the folder `play` beside it."""
-    missing = [name for name in ("node", "npm") if shutil.which(name) is None]
-    if missing:
-        print(f"without {' and '.join(missing)} the page that needs no installation is not built")
+    if missing():
+        print(f"without {' and '.join(missing())} the page that needs no installation is not built")
         return
     packages = _packages()
     folder = site / "play"
@@ -63,6 +63,11 @@ def main(site: Path) -> None:
     shutil.copy(HERE / "worker.mjs", folder)
     (site / "play.html").write_text(static_page([*_examples()]), encoding="utf-8")
     print(f"open play.html of {site} by a server of files: python -m http.server -d {site}")
+
+
+def missing() -> list[str]:
+    """The programs that the page cannot be built without, and that are not here."""
+    return [name for name in ("node", "npm") if shutil.which(name) is None]
 
 
 def _packages() -> Path:
@@ -90,39 +95,45 @@ def _code(packages: Path) -> Path:
     sources = sorted(p for p in (ROOT / "meshdsl").rglob("*") if p.is_file() and not _is_made(p))
     backends = sorted(p for p in (ROOT / "backends").rglob("*") if p.is_file() and not _is_made(p))
     own = [HERE / "build.py", HERE / "compile.mjs", ROOT / "constraints.txt"]
-    own += sorted((ROOT / "examples").glob("*.mdsl"))
+    own += [ROOT / f"examples/{name}.mdsl" for name in FIRST]
     digest = _digest([*own, HERE / "package-lock.json", *sources, *backends])
     archive = CACHE / f"meshdsl-{digest[:16]}.zip"
     if archive.is_file():
         return archive
-    wheels, code = CACHE / "wheels", CACHE / "code"
-    for folder in (wheels, code):
-        shutil.rmtree(folder, ignore_errors=True)
     print("compiling the package for the browser, which takes about a minute")
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        wheels, code = Path(temporary, "wheels"), Path(temporary, "code")
+        _fetch(wheels)
+        for wheel in sorted(wheels.glob("*.whl")):
+            with zipfile.ZipFile(wheel) as opened:
+                opened.extractall(code, [name for name in opened.namelist() if _is_used(name)])
+        _fill_cache(code / "cache")
+        compiler = ["node", str(HERE / "compile.mjs"), str(packages / "pyodide"), str(code)]
+        subprocess.run(compiler, check=True)
+        made = Path(temporary, archive.name)
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as opened:
+            for path in sorted(p for p in code.rglob("*") if p.is_file()):
+                opened.write(path, path.relative_to(code))
+        for before in CACHE.glob("meshdsl-*.zip"):
+            before.unlink(missing_ok=True)
+        made.rename(archive)
+    return archive
+
+
+def _fetch(wheels: Path) -> None:
+    """The wheels of the libraries, and that of this package."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     constraints = ["--constraint", str(ROOT / "constraints.txt"), "--no-deps"]
     only = ["--only-binary=:all:", "--dest", str(wheels)]
     for libraries in (LIBRARIES, (*BROWSER, *BUILT)):
         subprocess.run([*pip, "download", *constraints, *only, *libraries], check=True)
-    own_wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels)]
-    subprocess.run([*pip, *own_wheel, str(ROOT)], check=True)
-    for wheel in sorted(wheels.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as opened:
-            opened.extractall(code, [name for name in opened.namelist() if _is_used(name)])
-    _fill_cache(code / "cache")
-    compiler = ["node", str(HERE / "compile.mjs"), str(packages / "pyodide"), str(code)]
-    subprocess.run(compiler, check=True)
-    for before in CACHE.glob("meshdsl-*.zip"):
-        before.unlink()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
-        for path in sorted(p for p in code.rglob("*") if p.is_file()):
-            made.write(path, path.relative_to(code))
-    return archive
+    own = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)]
+    subprocess.run([*pip, *own], check=True)
 
 
 def _fill_cache(folder: Path) -> None:
-    """The cache that the browser begins with: the tables of the parser, the plans of examples."""
-    programs = [example["text"] for example in _examples()]
+    """The cache that the browser begins with: the tables of the parser, the plans of `FIRST`."""
+    programs = [example["text"] for example in _examples() if example["name"] in FIRST]
     text = (
         "import json, sys; from meshdsl.play.answer import answered;"
         "[answered({'name': '', 'text': t, 'options': {}}) for t in json.load(sys.stdin)]"

@@ -14,7 +14,7 @@ from meshdsl.analysis import analyse
 from meshdsl.carets import safe
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Source, Span
 from meshdsl.named.declarations import Declarations
-from meshdsl.pipeline import Compilation, Options
+from meshdsl.pipeline import Compilation, Options, timing_of
 from meshdsl.play.protocol import (
     Choices,
     CompileJob,
@@ -29,7 +29,7 @@ from meshdsl.play.protocol import (
     PageResult,
 )
 from meshdsl.report.checks import check_source
-from meshdsl.report.document import human, scaled
+from meshdsl.report.document import human, line, scaled
 from meshdsl.report.html import HTMLWriter
 from meshdsl.report.schema import ReportFacts
 
@@ -87,6 +87,7 @@ def _result(made: Compilation) -> PageResult:
         "sentence": sentence(report),
         "totals": _totals(report),
         "report": writer.write(tuple(document)),
+        "time": _time(made, writer),
         "mesh": _mesh(report, writer),
         "pictures": _pictures(made, report, writer),
         "code": {"bare": _coloured(made.bare), "whole": made.text},
@@ -103,6 +104,17 @@ def _totals(report: ReportFacts) -> list[tuple[str, str]]:
         ("memory per device", human(report["memory"]["peak"])),
         ("computed per device", scaled(total["flops_per_device"])),
     ]
+
+
+def _time(made: Compilation, writer: HTMLWriter) -> str:
+    """The step on the cluster: its streams and its memory over time, and the dearest lines."""
+    from meshdsl.report.views.results import Simulation
+    from meshdsl.simulate.engine import simulate
+
+    timing = timing_of(made.declarations, made.options, made.placed.mesh)
+    if timing is None:
+        return writer.write((line("Choose a cluster: the time of a step depends on it."),))
+    return writer.write(Simulation(simulate(made.device, timing), made.source).document)
 
 
 def _mesh(report: ReportFacts, writer: HTMLWriter) -> str:
@@ -212,6 +224,7 @@ def asked(question: PageOptions, base: Options) -> Options:
         mesh=question["mesh"],
         layout=question["layout"],
         sbp=question["sbp"],
+        cluster=question["cluster"],
         reduce=question["reduce"],
         set_dims=question["sizes"],
     )

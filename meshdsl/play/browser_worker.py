@@ -2,7 +2,7 @@
 
 A web worker has loaded Python and this package (`docs/browser/worker.mjs`); it calls `reply` for
 each question, one after the other. There is no file to save. The cache of plans is in the memory of
-the page, and has those of the examples from the start.
+the page, and has those of the first examples from the start.
 """
 
 from __future__ import annotations

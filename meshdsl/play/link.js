@@ -31,7 +31,9 @@ const linked = async (start) => {
   const found = await unpacked(code).catch(() => null);
   if (typeof found?.text !== "string") return { broken: true };
   const chosen = { ...start.chosen };
-  for (const name of ["program", "mesh", "layout", "sbp", "reduce"]) if (typeof found[name] === "string") chosen[name] = found[name];
+  for (const name of ["program", "mesh", "layout", "sbp"]) if (typeof found[name] === "string") chosen[name] = found[name];
+  if (start.clusters.includes(found.cluster)) chosen.cluster = found.cluster;
+  if (start.policies.includes(found.reduce)) chosen.reduce = found.reduce;
   for (const [name, size] of Object.entries(found.sizes ?? {})) if (Number.isSafeInteger(size) && size > 0) chosen.sizes[name] = size;
-  return { text: found.text, chosen };
+  return { text: found.text, chosen, linked: true };
 };

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+import zlib
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Literal
 
+from meshdsl.cluster.profile import names
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Options
 from meshdsl.placed.place import POLICIES
@@ -38,11 +42,13 @@ def begun(
         "digest": digest,
         "writable": writable,
         "policies": list(POLICIES),
+        "clusters": list(names()),
         "chosen": {
             "program": options.program,
             "mesh": options.mesh,
             "layout": options.layout,
             "sbp": options.sbp,
+            "cluster": options.cluster,
             "reduce": options.reduce,
             "sizes": dict(options.set_dims),
         },
@@ -57,6 +63,12 @@ def static_page(examples: Sequence[PageExample]) -> str:
     first = Source(f"{examples[0]['name']}.mdsl", examples[0]["text"])
     html, _ = page(begun("worker", first, Options(), examples=examples))
     return html
+
+
+def fragment(text: str) -> str:
+    """The part of the static page's address that makes it begin with a program (`link.js`)."""
+    code = zlib.compress(json.dumps({"text": text}).encode(), 9, wbits=-15)
+    return f"#code={base64.urlsafe_b64encode(code).decode('ascii').rstrip('=')}"
 
 
 def page(state: PageState) -> tuple[str, str]:

@@ -179,6 +179,8 @@
     optionsOf($("layout"), [[LAYOUT.first, first], ...others, ...blocks, [LAYOUT.typed, "other rules"]], spelled.layout);
     const mesh = meshes.length ? `${meshes[0]} (the first)` : "one device";
     optionsOf($("mesh"), [[LAYOUT.first, mesh], ...named(meshes.slice(1), "mesh"), [LAYOUT.typed, "other axes"]], spelled.mesh);
+    const cluster = meshes.length ? "that of the mesh, if it has one" : "none";
+    optionsOf($("cluster"), [["", cluster], ...start.clusters.map((c) => [c, c])], chosen.cluster ?? "");
     optionsOf($("reduce"), start.policies.map((p) => [p, p]), chosen.reduce);
     for (const name of Object.keys(chosen.sizes)) if (!(name in dims)) delete chosen.sizes[name];
     offerSizes(dims);
@@ -212,6 +214,7 @@
     layout: spelled.layout === LAYOUT.typed ? tight($("rules").value) : after(spelled.layout, "layout"),
     sbp: after(spelled.layout, "sbp"),
     mesh: spelled.mesh === LAYOUT.typed ? tight($("axes").value) || null : after(spelled.mesh, "mesh"),
+    cluster: chosen.cluster,
     reduce: chosen.reduce,
     sizes: chosen.sizes,
   });
@@ -279,7 +282,7 @@
     $("verdict").textContent = `${errors ? `${count}. ` : ""}${body.result?.sentence ?? last}`;
   };
 
-  const FIELDS = { "--layout": "rules", "--mesh": "axes", "--sbp": "layout", "--program": "program", "--reduce": "reduce", "--set": "sizes" };
+  const FIELDS = { "--layout": "rules", "--mesh": "axes", "--sbp": "layout", "--program": "program", "--reduce": "reduce", "--cluster": "cluster", "--set": "sizes" };
   const problem = (found) => {
     const item = make("li", "", found.severity);
     item.append(make("span", `${found.severity} ${found.code}`, "severity"), ": ", ...worded(found.message), " ");
@@ -319,6 +322,7 @@
     }));
     tellLines(result);
     put($("grid"), result.mesh);
+    put($("time"), result.time);
     const before = $("picture").value;
     $("picture").replaceChildren(...result.pictures.map((p) => new Option(p.title, p.title)));
     if (result.pictures.some((p) => p.title === before)) $("picture").value = before;
@@ -415,6 +419,10 @@
 
   // --- a page without a server: its address has the program ---------------------------------
 
+  const entitle = (name) => {
+    document.title = `${name}: meshdsl`;
+    document.querySelector("h1").textContent = `${name}.mdsl`;
+  };
   let begun = "";
   const remember = async () => {
     if (!isAlone || (!location.hash && JSON.stringify(question()) === begun)) return;
@@ -433,8 +441,9 @@
     setTimeout(() => ($("share").textContent = "Copy link"), 2000);
   };
   const open = (example) => {
-    Object.assign(chosen, { program: null, mesh: null, layout: null, sbp: null, sizes: {} });
+    Object.assign(chosen, { program: null, mesh: null, layout: null, sbp: null, cluster: null, sizes: {} });
     Object.assign(spelled, { layout: LAYOUT.first, mesh: LAYOUT.first });
+    entitle(example.name);
     replace(0, text.value.length, example.text);
     text.setSelectionRange(0, 0);
     $("editor").scrollTop = 0;
@@ -477,6 +486,7 @@
     layout: (v) => (spelled.layout = v),
     mesh: (v) => (spelled.mesh = v),
     reduce: (v) => (chosen.reduce = v),
+    cluster: (v) => (chosen.cluster = v || null),
   })) {
     $(id).addEventListener("change", () => {
       set($(id).value);
@@ -508,6 +518,7 @@
   text.value = start.text;
   offer({ programs: [], layouts: [], sbps: [], meshes: [], dims: {} });
   begun = JSON.stringify(question());
+  if (start.linked) entitle("program");
   edited();
   if (start.broken) tellSaved("the address of this page has no program that can be read");
   refresh();

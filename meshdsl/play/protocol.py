@@ -13,6 +13,7 @@ class PageOptions(TypedDict):
     mesh: str | None
     layout: str | None
     sbp: str | None
+    cluster: str | None
     reduce: str
     sizes: dict[str, int]
 
@@ -37,6 +38,7 @@ class PageState(TypedDict):
     digest: str | None
     writable: bool
     policies: list[str]
+    clusters: list[str]
     chosen: PageOptions
 
 
@@ -151,6 +153,7 @@ class PageResult(TypedDict):
     sentence: str
     totals: list[tuple[str, str]]
     report: str
+    time: str
     mesh: str
     pictures: list[PagePicture]
     code: PageCode

@@ -26,6 +26,7 @@ QUESTION: Mapping[str, Any] = {
     "mesh": _NAME,
     "layout": _NAME,
     "sbp": _NAME,
+    "cluster": _NAME,
     "reduce": str,
     "sizes": dict,
 }

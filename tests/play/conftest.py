@@ -24,6 +24,7 @@ QUESTION: dict[str, Any] = {
     "program": None,
     "layout": None,
     "sbp": None,
+    "cluster": None,
     "mesh": None,
     "reduce": "optimal",
     "sizes": {},

@@ -16,11 +16,12 @@ from typing import Any
 import highspy
 import pytest
 
+from docs._ext.in_browser import is_program
 from docs.browser import build
 from meshdsl.placed import solver
 from meshdsl.placed.solver import LinearProgram, NativeSolver, solving
 from meshdsl.play.browser_worker import reply
-from meshdsl.play.page import static_page
+from meshdsl.play.page import fragment, static_page
 from tests.browser import NEEDED, browser
 from tests.project import ROOT
 from tests.waiting import until
@@ -160,6 +161,14 @@ def test_what_it_is_built_of_is_pinned() -> None:
         assert re.search(rf"^{library}==", constraints, re.MULTILINE), library
 
 
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [(TEXT, True), ("dim a = 2\n", False), (TEXT.replace("(h, v", "(hh, v"), False)],
+)
+def test_pages_lead_here_from_whole_programs(text: str, is_whole: bool) -> None:
+    assert is_program(text) == is_whole
+
+
 # --- the page --------------------------------------------------------------------------------
 
 EDITED = TEXT.replace("io = 512", "io = 256")
@@ -246,10 +255,11 @@ def test_the_page_asks_its_worker_and_its_address_has_the_program(browser: Any, 
     said, address, _ = until(lambda: (s := settled(browser))[1] != site and s)
     assert "send 32 KiB per device." in said
     assert address.startswith(f"{site}#code=")
-    browser.get("about:blank")
-    browser.get(address)
-    said, _, text = settled(browser)
-    assert ("32 KiB" in said, text) == (True, EDITED)
+    for link in (address, site + fragment(EDITED)):
+        browser.get("about:blank")
+        browser.get(link)
+        said, _, text = settled(browser)
+        assert ("32 KiB" in said, text) == (True, EDITED)
     broken = f"{address[:-9]}!"
     browser.get("about:blank")
     browser.get(broken)

@@ -151,10 +151,15 @@ def test_the_views_by_keyboard(page: Page) -> None:
     assert "h f32[batch@rows 64→32, hidden@cols 2048→1024]" in page.one("#pictured").text
     (picture,) = page.browser.find_elements(By.CSS_SELECTOR, "#pictured img")
     assert page.script("return arguments[0].naturalWidth", picture) > 100
-    page.one("#tab-devices").send_keys(Keys.ARROW_RIGHT)
+    for tab in ("devices", "time"):
+        page.one(f"#tab-{tab}").send_keys(Keys.ARROW_RIGHT)
     assert 'all_reduce(y_part, groups["cols"], "sum")' in page.one("#python").text
     page.one("#whole").click()
     assert "import torch" in page.one("#python").get_property("textContent")
+    page.choose("cluster", "h100")
+    page.one("#tab-time").click()
+    assert "4 devices of h100): a step takes" in page.one("#time").text
+    assert page.script("return document.querySelector('#time img').naturalWidth") > 500
 
 
 def test_colours_follow_the_words(page: Page) -> None:

@@ -45,6 +45,7 @@ def test_a_program_is_answered_with_all_there_is_to_see(served: Served) -> None:
     }
     assert result["sentence"].endswith("2 collectives send 64 KiB per device.")
     assert ["memory per device", "4.63 MiB"] in result["totals"]
+    assert "Choose a cluster" in result["time"]
     assert "all_reduce sum of y over cols" in result["report"]
     assert "remove it" in result["report"]
     assert {"x", "w", "b", "v", "h", "y"} <= {p["title"] for p in result["pictures"]}

@@ -1,0 +1,32 @@
+"""Below each whole program of the pages, a link that opens it in the browser (docs/browser.md)."""
+
+from __future__ import annotations
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+from docs.browser.build import missing
+from meshdsl.analysis import analyse
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Options
+from meshdsl.play.page import fragment
+
+
+def linked(app: Sphinx, tree: nodes.document) -> None:
+    """Add the links, unless the page that they lead to cannot be built here."""
+    if app.builder.format != "html" or missing():
+        return
+    to = app.builder.get_relative_uri(app.env.current_document.docname, "play")
+    for block in list(tree.findall(nodes.literal_block)):
+        if block.get("language") == "mdsl" and is_program(block.astext()):
+            address = f"{to}{fragment(block.astext())}"
+            link = nodes.reference("", "open in the browser", refuri=address)
+            below = nodes.paragraph("", "", link, classes=["in-browser"])
+            block.parent.insert(block.parent.index(block) + 1, below)
+
+
+def is_program(text: str) -> bool:
+    """Whether a text is a program of its own, without an error."""
+    analysis = analyse(Source("", text), Options())
+    errors = (d for d in analysis.diagnostics if d.severity == "error")
+    return bool(analysis.declarations.programs) and next(errors, None) is None
