@@ -110,6 +110,7 @@ def _code(packages: Path) -> Path:
         _fill_cache(code / "cache")
         compiler = ["node", str(HERE / "compile.mjs"), str(packages / "pyodide"), str(code)]
         subprocess.run(compiler, check=True)
+        _leave_out_sources(code)
         made = Path(temporary, archive.name)
         with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as opened:
             for path in sorted(p for p in code.rglob("*") if p.is_file()):
@@ -143,13 +144,24 @@ def _fill_cache(folder: Path) -> None:
     subprocess.run(command, input=json.dumps(programs).encode(), env=environment, check=True)
 
 
+def _leave_out_sources(code: Path) -> None:
+    """Let the bytecode stand for the modules, less those whose text emitted programs contain."""
+    for path in code.rglob("__pycache__/*.pyc"):
+        folder, (name, *_) = path.parents[1], path.name.split(".")
+        if not folder.match("meshdsl/backends/runtime"):
+            path.rename(folder / f"{name}.pyc")
+            (folder / f"{name}.py").unlink()
+
+
 def _is_made(path: Path) -> bool:
     return "__pycache__" in path.parts
 
 
 def _is_used(name: str) -> bool:
-    """Of the words of hundreds of languages only those of Python are shown."""
+    """Of the words of hundreds of languages only those of Python are shown; tests are not run."""
     folder, _, file = name.rpartition("/")
+    if folder.endswith((".dist-info", "/tests")):
+        return False
     return folder != "pygments/lexers" or file in ("__init__.py", "_mapping.py", "python.py")
 
 

@@ -288,7 +288,11 @@ def test_the_built_page_compiles_by_itself(browser: Any) -> None:
     with serving(ROOT / "build/site") as address:
         browser.get(f"{address}play.html")
         said, *_ = settled(browser)
-        assert said == compiled(TEXT)["result"]["sentence"]
+        result = compiled(TEXT)["result"]
+        assert said == result["sentence"]
+        browser.execute_script("document.getElementById('whole').click()")
+        python = "return document.getElementById('python').textContent"
+        assert browser.execute_script(python) == result["code"]["whole"]
         browser.execute_script(TYPE_OVER, TEXT.replace("io = 512", "io = 96"))
         said, *_ = until(lambda: "12 KiB" in (s := settled(browser))[0] and s)
         assert browser.get_log("browser") == []
