@@ -26,11 +26,12 @@ extensions = [
 ]
 include_patterns = [
     "*.md",
+    "CHANGELOG/*.md",
     "docs/**.md",
     "editors/**.md",
     "examples/notebooks/*.md",
     "examples/notebooks/*.ipynb",
-    "grammar/*.md",
+    "grammar/**.md",
     "meshdsl/search/README.md",
 ]
 exclude_patterns = [".*", "**/.*", "build", "**/node_modules", "**.egg-info", "tests"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from pygments.lexers.shell import BashSessionLexer
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from docs._ext import api, contents, entries, generated, in_browser, links, themes
+from docs._ext import api, contents, entries, generated, in_browser, links, sections, themes
 from meshdsl.lexer import MdslLexer
 from meshdsl.version import __version__
 
@@ -29,6 +30,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("doctree-read", links.linked)
     app.connect("doctree-read", in_browser.linked)
     app.connect("missing-reference", api.resolved)
+    app.connect("html-page-context", partial(entries.share_sidebar, {}), priority=400)
     app.connect("html-page-context", themes.themed)
     app.connect("html-page-context", _follow)
     app.connect("build-finished", _enter)
@@ -39,13 +41,13 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
     """The text of a page as the site has it."""
     if not str(app.env.doc2path(page)).endswith(".md"):
         return
-    text = generated.filled(source[0])
+    text = sections.text_of(page) or generated.filled(source[0])
     source[0] = contents.listed(app.env, page, contents.to_pages(app.env, page, text))
 
 
 def _follow(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
     """Let the indexes of entries lead from the places that were in them to the entries."""
-    if page in entries.FOLDERS:
+    if page in entries.FOLDERS or page in sections.LONG:
         app.add_js_file("entries.js", loading_method="defer")
 
 

@@ -12,21 +12,22 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 import meshdsl
-from docs._ext.markdown import fenced
+from docs._ext.markdown import code, fenced
+from meshdsl.api.dims import DType
 from meshdsl.api.signatures import RATES, describe
 from meshdsl.named.from_syntax import INITS
 from meshdsl.named.optimizers import CALLS, OPTIMIZERS
 from meshdsl.ops.opdef import load_all
 
 PARTS = {
-    "dims": "Dims, tensors, dtypes",
-    "tensor": "Dims, tensors, dtypes",
-    "layouts": "Meshes and layouts",
     "program": "Programs and functions",
     "functions": "Programs and functions",
     "statements": "Programs and functions",
     "module": "Programs and functions",
     "plan": "Plans",
+    "dims": "Dims, tensors, dtypes",
+    "tensor": "Dims, tensors, dtypes",
+    "layouts": "Meshes and layouts",
     "errors": "Errors",
 }
 """The heading above the names of each module in `meshdsl/api`; other names stand at the end."""
@@ -51,13 +52,25 @@ def reference() -> str:
     for name in sorted(meshdsl.__all__, key=str.lower):
         by_title[PARTS.get(homes.get(name, ""), "More")].append(f"meshdsl.{name}")
     by_title["What plans draw"] = [f"meshdsl.report.views.parts.{name}" for name in VIEWS]
+    dtypes = [name for name in meshdsl.__all__ if isinstance(getattr(meshdsl, name), DType)]
+    plain = by_title[PARTS["dims"]]
+    by_title[PARTS["dims"]] = [each for each in plain if each.rpartition(".")[2] not in dtypes]
     listed = "\n\n".join(
-        f"## {title}\n\n" + "\n\n".join(map(_entry, names))
+        f"## {title}\n\n"
+        + "\n\n".join([*map(_entry, names), *([_dtypes(dtypes)] if title == PARTS["dims"] else [])])
         for title, names in by_title.items()
         if names
     )
     python = fenced("{highlight} python", "")
     return f"{python}\n\n{listed}\n\n## Initialisers, optimizers, schedules\n\n{_makers()}"
+
+
+def _dtypes(names: list[str]) -> str:
+    """The element types, in one entry."""
+    entries = [fenced(f"{{py:data}} meshdsl.{name}\n:no-typesetting:", "") for name in names]
+    listed = ", ".join(code(f"md.{name}") for name in names)
+    meaning = inspect.cleandoc(DType.__doc__ or "").partition("\n")[0]
+    return "\n\n".join([*entries, f"### Element types\n\n{listed}: {meaning}"])
 
 
 def _makers() -> str:

@@ -58,14 +58,14 @@ def to_pages(env: BuildEnvironment, page: str, text: str) -> str:
     """The text with its links as the site has them.
 
     A link to a folder leads to the page that a forge shows for it, and one to a place of an index
-    of entries to the page of the entry.
+    or of a long page to the page that has it.
     """
 
     def led(match: re.Match[str]) -> str:
         index = posixpath.splitext(_from_root(page, match[1]))[0]
         entry = entries.led(index, match[2].lstrip("#")) if match[2] else None
         if entry:
-            return f"]({posixpath.relpath(entry, posixpath.dirname(page) or '.')}.md)"
+            return f"]({posixpath.relpath(entry, posixpath.dirname(page) or '.')})"
         readme = _from_root(page, f"{match[1]}/README")
         return (
             f"]({match[1].rstrip('/')}/README.md{match[2]})"

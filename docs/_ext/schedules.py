@@ -15,6 +15,9 @@ from meshdsl.schedule.registry import Record, generate, schedules
 from meshdsl.schedule.times import timed
 from meshdsl.schedule.verification import verify
 
+DRAWN = ("4", "8")
+"""The devices and micro-batches of the pictures."""
+
 
 def reference() -> str:
     """Every schedule: what it is, what it costs, what it takes, and where it comes from."""
@@ -26,7 +29,10 @@ def entry(record: Record) -> str:
     text = " ".join(inspect.cleandoc(record.make.__doc__ or "").split())
     options = "".join(f" Option: {code(f'--{name}')}." for name in record.options)
     laws = "".join(f" {law}" for law in _laws(record))
-    return f"### {code(record.name)}\n\n{text}{laws}{options}\n\nSource: {record.source}."
+    drawn = picture(record.name, *DRAWN)
+    return (
+        f"### {code(record.name)}\n\n{text}{laws}{options}\n\n{drawn}\n\nSource: {record.source}."
+    )
 
 
 def _laws(record: Record) -> Iterator[str]:

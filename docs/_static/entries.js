@@ -1,5 +1,5 @@
-/* Links into the pages that once had every operator and every diagnostic, such as
-   codes.html#md0301, go on to the page that the entry has now. */
+/* Links to a place of an index or of a long page, such as codes.html#md0301, go on to the page that
+   has it. */
 const place = document.getElementById(decodeURIComponent(window.location.hash.slice(1)));
-const entry = place?.matches("td a[id]") && place.parentElement.querySelector("a[href]");
+const entry = place?.matches("a[id]:empty") && place.parentElement.querySelector("a[href]");
 if (entry) window.location.replace(entry.href);

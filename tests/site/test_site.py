@@ -15,13 +15,15 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import meshdsl as md
+from docs._ext.generated import filled
+from docs._ext.sections import LONG, height, parts, text_of
 from meshdsl.api.signatures import RATES, names
 from meshdsl.codes import CODES
 from meshdsl.named.from_syntax import INITS
 from meshdsl.named.prelude import library
 from meshdsl.ops.opdef import load_all
 from meshdsl.report.palette import DARK
-from tests.project import copy_tree, tracked
+from tests.project import ROOT, copy_tree, tracked
 
 SOURCES = {".md", ".ipynb"}
 FOLDERS = {"docs", "editors", "examples", "grammar"}
@@ -80,10 +82,21 @@ class Page(HTMLParser):
                 found.add(str(given[key]))
 
 
+_SIDEBAR = re.compile(r'<aside class="sidebar-drawer">.*?</aside>', re.DOTALL)
+GENERATED = ("docs/operators", "docs/codes")
+
+
 @cache
 def read(path: Path) -> Page:
+    """A page. The sidebar of all pages of a generated folder is the same, and is not read again."""
+    text = path.read_text(encoding="utf-8")
+    if path.parent.as_posix().endswith(GENERATED) and path.name not in (
+        "softmax.html",
+        "MD0301.html",
+    ):
+        text = _SIDEBAR.sub("", text)
     page = Page()
-    page.feed(path.read_text(encoding="utf-8"))
+    page.feed(text)
     return page
 
 
@@ -138,11 +151,30 @@ def test_pictures_have_dark_colours_on_dark_pages(site: Path) -> None:
     assert home.count('class="only-dark"') == home.count('class="only-light"') == 1
 
 
+def test_no_page_is_too_long_to_scroll_through(site: Path) -> None:
+    """About 12,000 pixels in a window of 1,280; `height` is up to a tenth more."""
+    heights = {path: height(text) for path, text in texts(site).items()}
+    assert len(heights) > 400
+    assert {path: n for path, n in heights.items() if n > 13_500} == {}
+
+
+def texts(site: Path) -> dict[str, str]:
+    """The Markdown of every page, as the site has it."""
+    clone = site.parent.parent
+    written = {p.relative_to(clone).as_posix() for p in clone.rglob("*.md")}
+    shown = {name for name in written if (site / name).with_suffix(".html").exists()}
+    return {
+        name: text_of(name.removesuffix(".md"))
+        or filled((clone / name).read_text(encoding="utf-8"))
+        for name in shown
+    }
+
+
 # --- what is generated ---------------------------------------------------------------------------
 
 
 def test_every_operator_code_and_public_name_has_its_entry(site: Path) -> None:
-    api = read(site / "docs/api.html").ids
+    api = set().union(*(read(path).ids for path in (site / "docs/api").iterdir()))
     assert {f"meshdsl.{name}" for name in md.__all__} <= api
     written = {*load_all(), *library()}
     for folder, of_registry in (("operators", written), ("codes", set(CODES))):
@@ -154,3 +186,20 @@ def test_every_operator_code_and_public_name_has_its_entry(site: Path) -> None:
     pages_of = (read(site / f"docs/operators/{name}.html").ids for name in written)
     known = api.union(*pages_of)
     assert {f"meshdsl.{name}" for name in (*names(), *INITS, *RATES)} <= known
+
+
+def test_a_long_page_is_all_there_in_its_parts(site: Path) -> None:
+    for page in LONG:
+        index = read(site / f"{page}.html")
+        below = [name for name in parts(page) if name != page]
+        assert {p.stem for p in (site / page).iterdir()} == {
+            name.rpartition("/")[2] for name in below
+        }
+        assert index.ids & {name.rpartition("/")[2] for name in below}
+        whole = filled((ROOT / f"{page}.md").read_text(encoding="utf-8"))
+        found = "\n".join(text for text, _ in parts(page).values())
+        assert lines_without_headings(found) == lines_without_headings(whole)
+
+
+def lines_without_headings(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line and not line.startswith("#")]
