@@ -127,6 +127,7 @@ LOOKS = {
     "extra": f"display:block;{_SMALL}",
     "mark": "font-weight:bold",
     "code": f"font-family:{MONO};font-size:13px;background:none;padding:0",
+    "listing": f"font-family:{MONO};white-space:pre;overflow-x:auto",
     "summary": "cursor:pointer",
     "figure": "display:inline-block;vertical-align:top;margin:0 10px 8px 0",
     "picture": "max-width:100%;height:auto",
@@ -187,7 +188,7 @@ class HTMLWriter:
             case Grid():
                 return self._grid(block)
             case Listing():
-                return tag("pre", block.text)
+                return self._tag("pre", "listing", block.text)
             case Picture():
                 return self._picture(block)
             case Beside():

@@ -176,7 +176,9 @@ def test_search_is_that_of_the_command_and_its_plans_are_compiled(
         )
         assert ours == theirs
     assert found[0].cost().peak_memory <= 7_000
-    assert "layout searched {" in "".join(e.text or "" for e in parsed(found.html()).iter("pre"))
+    (listing,) = parsed(found.html()).iter("pre")
+    assert "layout searched {" in (listing.text or "")
+    assert "monospace" in listing.get("style", "")
     methods = defined.line("search --mesh square --compare-methods")
     assert {"layouts", "exhaustive"} <= {method["method"] for method in methods.json["methods"]}
     sized = defined.line("search --mesh square --set batch=64").json["plans"][0]

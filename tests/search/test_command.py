@@ -216,6 +216,6 @@ def test_from_python() -> None:
     ]
     assert found.layout in found.to_mdsl()
     assert str(found[0].explain())
-    assert "<pre>" in found.html()
+    assert "<pre style=" in found.html()
     with pytest.raises(ProgramError, match="MD0642"):
         program.search("square", memory="1MB")
