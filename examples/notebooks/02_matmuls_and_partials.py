@@ -18,7 +18,7 @@
 
 # %%
 import numpy as np
-from course import sent
+from course import example, sent
 
 import meshdsl as md
 
@@ -163,44 +163,7 @@ print(all(np.array_equal(s, a @ b) for s in sums), f"{bytes_sent:,} bytes")
 # The same 98,304 bytes that the plan announced. No algorithm does with fewer, and the figure
 # hardly grows with n: that is why data parallelism with thousands of devices is possible at all.
 #
-# ## From bytes to seconds: a published exercise
-#
-# *How to Scale Your Model*, part 3, question 2: B=1024, D=4096 in bf16 on 4×4×4 TPU v4p, split
-# `[B_X, D_Y]`. How long take an all_gather over X, one over X and Y, and an all_reduce over Z of
-# `[B_X, D_Y]` in parts? The book's rule: bytes of the full result on a device, over W = 9·10¹⁰
-# bytes per second (both directions of a link) and per axis used; an all_reduce takes twice that.
-
-# %%
-big_b, big_d = md.dims(big_b=1024, big_d=4096)
-cube = md.mesh(X=4, Y=4, Z=4)
-
-
-@md.program
-def move(t: md.bf16[big_b, big_d]):
-    u = md.name("u", t)
-    return u
-
-
-W = 9e10
-moves = {
-    "all_gather over X": ("S(0), S(1), B", "B, S(1), B", 1),
-    "all_gather over X and Y": ("S(0), S(1), B", "B, B, B", 2),
-    "all_reduce over Z": ("S(0), S(1), P", "S(0), S(1), B", 1),
-}
-for name, (before, after, axes) in moves.items():
-    plan = move.compile(cube, sbp={"t": before, "u": after})
-    passes = 2 if "reduce" in name else 1
-    result = 2 * np.prod(plan.tensor("u").local_shape)  # bytes: two for each element
-    print(f"{name:24} {passes * result / W / axes * 1e6:6.2f} µs   {plan.cost().wire_bytes:,} sent")
-
-# %% [markdown]
-# The first two are the book's 23 and 46 µs (47, rounded properly). For the third, one edition of
-# the book has 190 µs. That forgets that X and Y split the array, so that a device holds only a
-# sixteenth of it: 11.65 µs is right. An earlier edition asks for an all_gather in its place and
-# answers 5.8 µs, half of an all_reduce.
-#
-# (The book's rule rounds (n−1)/n up to 1, the bytes on the right do not: 3/4 of the time remains
-# for n = 4.)
+# Notebook 9 turns bytes into seconds.
 #
 # ## When to add up: U·V·W
 #
@@ -263,7 +226,7 @@ for policy in ("immediate", "deferred", "optimal"):
 
 # %%
 for name, layout in (("sums", "contractions"), ("total", "contraction")):
-    program = md.load(f"../sbp/{name}.mdsl")
+    program = md.load(example(f"sbp/{name}.mdsl"))
     for policy in ("immediate", "optimal"):
         cost = program.compile("four", layout, reduce=policy).cost()
         print(f"{name:6} {policy:10} {cost.wire_bytes:>8,} bytes, collectives: {cost.collectives}")
@@ -279,9 +242,8 @@ prediction = 98_304
 
 # %% tags=["check"]
 eight = product.compile(md.mesh(x=8), {"j": "x"}).cost().wire_bytes
-print(
-    "Right!" if prediction == eight else f"Not yet. That is {prediction / eight:.2f} of the truth."
-)
+hint = "Not yet. What is n in 2(n−1)/n, and how many bytes has a part?"
+print("Right!" if prediction == eight else hint)
 
 # %% jupyter={"source_hidden": true} tags=["solution"]
 # Solution: 2(n−1)/n·b with n = 8. Twice the devices, and only a sixth more.
@@ -314,7 +276,8 @@ holds = {
     if np.array_equal(f(parts[0] + parts[1]), f(parts[0]) + f(parts[1]))
 }
 wrong = passes ^ holds
-print("Right!" if not wrong else f"Not yet: think again about {', '.join(sorted(wrong))}.")
+few = f"Not yet: {len(wrong)} of the {len(functions)} are where they should not be."
+print("Right!" if not wrong else few)
 
 # %% jupyter={"source_hidden": true} tags=["solution"]
 # Solution: exactly the linear ones. (Adding one works too, if only one of the devices adds it.)
@@ -382,8 +345,7 @@ assert np.isclose(gathering, reducing)
 assert round(least_d) == 5100
 
 # %% [markdown]
-# 5100, as published. On the way there the book writes the bytes of the gather as 2BD; it is the
-# weight that is gathered, so it should be 2DF. The result does not depend on it.
+# 5100, as published.[¹](#Footnotes)
 #
 # Question 9 of the same part compares *bytes* only: the product in parts and a reduce_scatter of
 # the result `[N, K]`, against gathering the operand `[N, M]` first. Our case 2 and the
@@ -396,3 +358,8 @@ print(gather_first / scatter_after, 128 / 256)
 
 # %% [markdown]
 # The ratio is M/K, as the book says. Next: notebook 3, where the parts are gradients.
+#
+# ## Footnotes
+#
+# ¹ On the way there one edition of the book writes the bytes of the gather as 2BD. It is the
+# weight that is gathered, so they are 2DF. The result does not depend on it.

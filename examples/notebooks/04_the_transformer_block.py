@@ -16,7 +16,7 @@
 # published formulas. About 20 minutes, after notebook 3.
 
 # %%
-from course import sent
+from course import example, sent
 
 import meshdsl as md
 
@@ -31,7 +31,7 @@ import meshdsl as md
 # ```
 
 # %%
-lm = md.load("../transformer.mdsl")
+lm = md.load(example("transformer.mdsl"))
 plan = lm.compile("square", "megatron")
 sent(plan)
 
@@ -129,7 +129,8 @@ def step(x: md.Tensor[batch, seq, model]):
     return loss
 
 
-print(md.load("../sbp/block.mdsl").compile("square", "two_d").cost().wire_bytes, "forward")
+forward = md.load(example("sbp/block.mdsl")).compile("square", "two_d")
+print(forward.cost().wire_bytes, "forward")
 sent(step.compile(square, two_d))
 
 # %% [markdown]
@@ -245,11 +246,9 @@ for X in (1, 2, 4, 8, 16, 32, 64):
 print(f"formula: X = {(48_000 / 32_768 * 2 * 64) ** 0.5:.1f}")
 
 # %% [markdown]
-# The least is at 16, and the formula says 13.7: the next power of two. (An earlier edition gives
-# 31.7 for the same numbers. That solves another equation: from where on sending takes no longer
-# than computing.) And tensor parallelism alone? It computes 4BDF/(Y·C) seconds and sends for
-# 4BD/(W·n), so on TPU v5p (C/W = 2550) the network is the slower part from Y = n·F/2550 on, here
-# 13 devices for one axis.
+# The least is at 16, and the formula says 13.7: the next power of two.[¹](#Footnotes) And tensor
+# parallelism alone? It computes 4BDF/(Y·C) seconds and sends for 4BD/(W·n), so on TPU v5p (C/W =
+# 2550) the network is the slower part from Y = n·F/2550 on, here 13 devices for one axis.
 #
 # ## Exercise 1: how large is LLaMA-2 13B?
 #
@@ -275,7 +274,8 @@ def llama(x: md.Tensor[D]):
 truth = llama.compile().cost().memory["params"] // 4
 # A figure of three digits, as the book's 13.0e9, is right, too.
 right = abs(llama_13b - truth) < 0.005 * truth
-print("Right!" if right else f"Not yet: that is {llama_13b / truth:.1%} of them.")
+amount = "few" if llama_13b < truth else "many"
+print("Right!" if right else f"Not yet: too {amount}.")
 
 # %% jupyter={"source_hidden": true} tags=["solution"]
 llama_13b = 40 * (3 * 5120 * 13_824 + 4 * 5120 * 40 * 128) + 2 * 32_000 * 5120
@@ -283,10 +283,9 @@ assert llama_13b == truth
 assert f"{llama_13b:.3e}" == "1.302e+10"
 
 # %% [markdown]
-# 13.0·10⁹. One edition of the book's part 5 says 13.1, with 0.39·10⁹ for the vocabulary;
-# 2·32,000·5120 is 0.33·10⁹. In part 6 it counts LLaMA 3 70B in the same way (80 layers, D = 8192,
-# F = 28,672, 64 heads of 128 but only 8 for keys and values, a vocabulary of 128,256), rounds the
-# three parts, and adds up 70.4·10⁹. Rounded last it is 70.6:
+# 13.0·10⁹.[²](#Footnotes) In part 6 the book counts LLaMA 3 70B in the same way (80 layers, D =
+# 8192, F = 28,672, 64 heads of 128 but only 8 for keys and values, a vocabulary of 128,256),
+# rounds the three parts, and adds up 70.4·10⁹. Rounded last it is 70.6:
 
 # %%
 attention, vocabulary = 2 * 8192 * (64 + 8) * 128, 2 * 128_256 * 8192
@@ -312,7 +311,8 @@ def product(a: md.Tensor[B2, D2], w: md.Tensor[D2, F2]):
 
 
 truth = product.compile({"X": 2, "Y": 4}, {"B2": "X", "D2": "Y"}).cost().flops
-print("Right!" if flops == truth else f"Not yet: {flops / truth:.1f} times the truth.")
+amount = "few" if flops < truth else "many"
+print("Right!" if flops == truth else f"Not yet: too {amount}.")
 
 # %% jupyter={"source_hidden": true} tags=["solution"]
 # Solution: 2·B·D·F / (X·Y). Splitting the summed dim divides the work like any other split.
@@ -400,3 +400,11 @@ assert best == X
 # %% [markdown]
 # 2048-way fully sharded and 4-way tensor parallelism: what part 6 of the book arrives at. Next:
 # notebook 5, another way to write all this down.
+#
+# ## Footnotes
+#
+# ¹ An earlier edition gives 31.7 for the same numbers. That solves another equation: from where on
+# sending takes no longer than computing.
+#
+# ² One edition of the book's part 5 says 13.1, with 0.39·10⁹ for the vocabulary. 2·32,000·5120 is
+# 0.33·10⁹.

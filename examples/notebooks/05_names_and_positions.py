@@ -230,7 +230,7 @@ layout = ["m -> row", "n -> col"]
 mine = summa.compile(square, layout)
 for name in "abc":
     here, there = (plan.tensor(name).placement for plan in (mine, blocks))
-    print(name, "lies right" if here == there else f"is {here}, and should be {there}")
+    print(name, "lies right" if here == there else "does not lie as in `blocks`")
 same = all(mine.tensor(t).placement == blocks.tensor(t).placement for t in "abc")
 print("Right!" if same and mine.cost().wire_bytes <= blocks.cost().wire_bytes else "Not yet.")
 
@@ -273,7 +273,7 @@ def attention(x: md.Tensor[seq, model]):
 least = attention.compile(line, {"heads": "tp"}).cost()
 cost = attention.compile(line, sbp=signatures).cost()
 right = cost.wire_bytes == least.wire_bytes and cost.memory["params"] == least.memory["params"]
-print("Right!" if right else f"Not yet: {cost.wire_bytes:,} bytes; {least.wire_bytes:,} would do.")
+print("Right!" if right else f"Not yet: {cost.wire_bytes:,} bytes are too many.")
 
 # %% jupyter={"source_hidden": true} tags=["solution"]
 # Solution. By name it is `heads -> tp`.
@@ -366,6 +366,6 @@ assert plan.cost().by_kind == {"reduce_scatter": promised // 2}
 assert plan.tensor("y").local_shape == (4, 64, 256)
 
 # %% [markdown]
-# That was the course. From here: `examples/sbp` has more programs for this notebook,
-# `docs/explain.md` and `docs/compare.md` say how to read the reports, and `plan.code` is the
-# torch program that `torchrun` runs on real devices.
+# That was the first week. Next: notebook 6, pipelines. `examples/sbp` has more programs for this
+# notebook, `docs/explain.md` and `docs/compare.md` say how to read the reports, and `plan.code` is
+# the torch program that `torchrun` runs on real devices.

@@ -4,15 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from meshdsl import Plan
-from meshdsl.api.errors import shown
-from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.pipeline import Options
-from meshdsl.report.checks import check_source
 
 HERE = Path(__file__).resolve().parent
 """The folder of the notebooks."""
@@ -26,14 +23,13 @@ def example(name: str) -> str:
 
 def check(text: str) -> bool:
     """Print what `meshdsl check` says of a file with this text; whether it is fine."""
-    diagnostics = Diagnostics()
-    line = ""
-    try:
-        line = check_source(Source("mine.mdsl", text), Options(), diagnostics)
-    except DiagnosticError as error:
-        diagnostics.add(*error.diagnostics)
-    print("\n\n".join(shown(d).strip() for d in diagnostics) or line)
-    return not diagnostics.errors
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "mine.mdsl").write_text(text, encoding="utf-8")
+        line = [sys.executable, "-m", "meshdsl", "check", "mine.mdsl"]
+        plain = {k: v for k, v in os.environ.items() if "COLOR" not in k} | {"NO_COLOR": "1"}
+        run = subprocess.run(line, cwd=folder, env=plain, capture_output=True, text=True)
+    print((run.stdout + run.stderr).strip())
+    return run.returncode == 0
 
 
 def sent(plan: Plan) -> None:

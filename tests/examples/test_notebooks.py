@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -105,8 +106,61 @@ def test_an_edition_for_students_has_no_solutions(tmp_path: Path) -> None:
         assert not tagged(made, "solution")
         assert len(made.cells) == len(committed(script).cells) - len(tagged(made, "check"))
         assert not any(cell.get("outputs") for cell in made.cells)
-    for name in ("course.py", "figures.py", "tpu_v4p.toml", "programs/large/gpt_3072.mdsl"):
+        solutions = [c.source for c in tagged(MAKER["unexecuted"](script), "solution")]
+        assert not any(source in cell.source for source in solutions for cell in made.cells)
+    for name in (
+        "course.py",
+        "figures.py",
+        "grade.py",
+        "tpu_v4p.toml",
+        "programs/large/gpt_3072.mdsl",
+    ):
         assert (folder / name).is_file()
+
+
+def test_pictures_are_written_for_slides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a notebook shows; and no notebook that there is not."""
+    monkeypatch.setattr("sys.argv", ["execute.py", "--figures", str(tmp_path), "06", "09"])
+    MAKER["main"]()
+    written = sorted(tmp_path.iterdir())
+    assert {path.name[:2] for path in written} == {"06", "09"}
+    assert len(written) >= 15
+    for path in written:
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    monkeypatch.setattr("sys.argv", ["execute.py", "--figures", str(tmp_path), "77"])
+    with pytest.raises(SystemExit, match="there is no notebook 77: there are 01, 02"):
+        MAKER["main"]()
+
+
+def test_a_notebook_is_graded_without_its_answers(tmp_path: Path) -> None:
+    """What is right, wrong, or stops; a notebook unknown to the course has its own checks."""
+    grader = runpy.run_path(str(FOLDER / "grade.py"))
+    new = MAKER["nbformat"].v4
+    cells = [new.new_markdown_cell("# 0. Sums")]
+    for number, answer in enumerate(("4", "5", "undefined"), 1):
+        cells.append(new.new_markdown_cell(f"## Exercise {number}: two and two"))
+        cells.append(new.new_code_cell(f"four = {answer}", metadata={"tags": ["exercise"]}))
+        check = 'print("Right!" if four == 4 else "Not yet.")\ndel four'
+        cells.append(new.new_code_cell(check, metadata={"tags": ["check"]}))
+    found = grader["grades"](grader["with_answers"](new.new_notebook(cells=cells)), tmp_path)
+    said = ["right", "wrong", "wrong: the check stopped with NameError"]
+    assert found == [(f"Exercise {n}: two and two", s) for n, s in enumerate(said, 1)]
+
+
+def test_a_changed_check_grades_nothing() -> None:
+    """The checks are those of the course; a notebook with too few exercises is refused."""
+    grader = runpy.run_path(str(FOLDER / "grade.py"))
+    mine = committed(SCRIPTS[0])
+    for cell in tagged(mine, "check"):
+        cell.source = 'print("Right!")'
+    tagged(mine, "exercise")[0].source = "tall = {}"
+    graded = grader["with_answers"](mine)
+    assert not any(c.source == 'print("Right!")' for c in graded.cells)
+    assert tagged(graded, "exercise")[0].source == "tall = {}"
+    assert not tagged(graded, "solution")
+    mine.cells.remove(tagged(mine, "exercise")[0])
+    with pytest.raises(SystemExit, match="start again from a fresh copy"):
+        grader["with_answers"](mine)
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -127,6 +181,10 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
         ],
     ),
     ("01", 2): ([{"ratio": r} for r in (16, 16.0, 64 / 4)], [{"ratio": r} for r in (1, 4, 64)]),
+    ("02", 0): (
+        [{"prediction": n} for n in (114_688, 114_688.0, 2 * 7 * 8192)],
+        [{"prediction": n} for n in (98_304, 131_072, 57_344)],
+    ),
     ("03", 0): (
         [
             {"weight_gradient": f"lambda d_tmp, tmp, x: md.einsum({product})"}
@@ -148,6 +206,10 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
     ("04", 0): (
         [{"llama_13b": 13.0e9}],
         [{"llama_13b": 13.2e9}],
+    ),
+    ("04", 1): (
+        [{"flops": n} for n in (524_288, 524_288.0, 2 * 64 * 128 * 256 / 8)],
+        [{"flops": n} for n in (2 * 64 * 128 * 256, 64 * 128 * 256 // 8, 2 * 32 * 32)],
     ),
     ("06", 0): (
         [
