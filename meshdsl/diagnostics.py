@@ -138,14 +138,26 @@ class Fix:
 
     `title` says what they do, as an editor's menu shows it: ``write `hidden` ``. One that is not
     `safe` is a choice among several, or changes what others rely on, such as the name of an input:
-    an editor offers it, `check --fix` leaves it. `options` are edits of the command's arguments;
-    a source whose name is that of an option (`--mesh`) is the value of that option.
+    an editor offers it, `check --fix` leaves it. `said` are the words of the help line where they
+    are not the title; empty where the help of a fix before it says them too. `options` are edits of
+    the command's arguments; a source whose name is that of an option (`--mesh`) is its value.
     """
 
     title: str
     edits: tuple[Edit, ...] = ()
     safe: bool = True
+    said: str | None = None
     options: tuple[OptionEdit, ...] = ()
+
+    @classmethod
+    def write(cls, span: Span, text: str, safe: bool = True) -> Fix:
+        """The fix that writes `text` in the place of a span."""
+        return cls(f"write `{text}`", (Edit(span, text),), safe)
+
+    @classmethod
+    def declare(cls, line: str, edit: Edit) -> Fix:
+        """The fix that adds a declaration; the user may want another."""
+        return cls(f"declare `{line}`", (edit,), safe=False)
 
     def is_of(self, text: str) -> bool:
         """Whether it edits this text, and not a command or the value of an option."""
@@ -157,7 +169,8 @@ class Diagnostic:
     """One message to the user: a stable code, a sentence, a place, and ways out (`help`).
 
     Further lines of `message`, where there are any, are a table or the end of a log. `fixes` are
-    the ways out that can be carried out as they stand, the best first; `help` says them in words.
+    the ways out that can be carried out as they stand, the best first. `help` is printed from
+    them (`advice`); where there are none, it is the sentence that is given.
     A `strict` note is an error, as a warning is, where `--strict` is given.
     """
 
@@ -169,6 +182,17 @@ class Diagnostic:
     help: str | None = None
     fixes: tuple[Fix, ...] = ()
     strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.help is None and self.fixes:
+            object.__setattr__(self, "help", advice(self.fixes))
+
+
+def advice(fixes: Iterable[Fix], *others: str | None) -> str | None:
+    """The help line of edits, then whatever else may be done or said, or None of nothing."""
+    ways = [fix.title if fix.said is None else fix.said for fix in fixes]
+    said = "; or ".join(filter(None, ways))
+    return "; ".join(filter(None, (said, *others))).replace("?; ", "? ") or None
 
 
 class DiagnosticError(Exception):
@@ -343,8 +367,10 @@ def spelled_right(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:
     if span.text != name:
         return ()
     close = all_closest(name, known)
+    meant = f"did you mean {' or '.join(f'`{word}`' for word in close)}?"
     return tuple(
-        Fix(f"write `{word}`", (Edit(span, word),), safe=len(close) == 1) for word in close
+        Fix(f"write `{word}`", (Edit(span, word),), len(close) == 1, "" if index else meant)
+        for index, word in enumerate(close)
     )
 
 

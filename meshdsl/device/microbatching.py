@@ -30,7 +30,7 @@ from meshdsl.device.ir import (
 )
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.past_slices import PastSlices, earlier_dims, without_unread
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, counted
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Fix, Related, Span, advice, counted
 from meshdsl.ir.program import Carry, OpKind, Stacked, every, kind_of
 from meshdsl.ir.rewrite import defined, reads_of
 from meshdsl.ir.types import Dim
@@ -38,6 +38,7 @@ from meshdsl.named.accumulate import summed
 from meshdsl.named.step_numbers import may_be_batches
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.collectives import Step
+from meshdsl.placed.layout_edits import by_schedule, cut_into
 from meshdsl.placed.pipelined import Microbatching, Piped
 from meshdsl.placed.placements import B, Component, Partial, Placement, Split
 from meshdsl.placed.sharding_rules import Row, best_row, call_of
@@ -59,8 +60,15 @@ def in_micro_batches(program: DeviceProgram) -> DeviceProgram:
     return _Cutting(program, pipe, pipe.cut).program()
 
 
-def _refuse(code: str, message: str, span: Span, *related: Related, help: str) -> NoReturn:
-    raise NotCut(Diagnostic(code, message, span, related=related, help=help))
+def _refuse(
+    code: str,
+    message: str,
+    span: Span,
+    *related: Related,
+    help: str | None,
+    fixes: tuple[Fix, ...] = (),
+) -> NoReturn:
+    raise NotCut(Diagnostic(code, message, span, related=related, help=help, fixes=fixes))
 
 
 class _Cutting:
@@ -367,9 +375,11 @@ class _Cutting:
         use, dims = self.pipe.use, ", ".join(self.cut.dims)
         table = use.verified(self.source.mesh.size(self.pipe.axis), self.cut.micro)
         keys = (self.past.key(*pair) for pair in read.items() if node.phase == "backward")
+        fixes: tuple[Fix, ...] = ()
         if not table.reverses:
             what = f"`{self.cut.name}` does not go back from the last of them to the first"
             help = f"take `terapipe[{dims}]({self.cut.micro})`"
+            fixes = by_schedule(self.cut.span, "terapipe")
         elif self.given:
             axes = " and ".join(f"`{axis}`" for axis in self.given)
             what, help = f"`{dims}` is split over {axes}, too", "leave the rule for it out"
@@ -388,7 +398,8 @@ class _Cutting:
             f"{lookup(node.name).words} of a slice of `{dims}` reads earlier slices, and {what}",
             node.span,
             Related(self.cut.span, "cut here"),
-            help=help,
+            help=None if fixes else help,
+            fixes=fixes,
         )
 
     def _of_all_slices(self, var: Var, dim: str, node: Compute) -> Var:
@@ -498,11 +509,12 @@ class _Cutting:
         help = "write `compute=f8(rowwise=true)`; or " if by_row else ""
         if mask := self._missing_mask(node, have):
             help += f"{mask}; or "
-        help += "take 1 micro-batch"
+        fixes = () if help else cut_into(self.cut.span, 1)
+        help += "" if fixes else "take 1 micro-batch; "
         if program.goal is not None:
             each = "" if may_be_batches(program, self.cut.micro) else ", each=true"
             help += (
-                f"; or end the layout with `with {self.cut.name}` and write "
+                f"or end the layout with `with {self.cut.name}` and write "
                 f"`accumulate={self.cut.micro}{each}` to the optimizer: each batch then has its own"
             )
         _refuse(
@@ -510,7 +522,8 @@ class _Cutting:
             f"{what}, which is cut into {self.parts}",
             var.value.span if sums else node.span,
             Related(self.cut.span, "cut here"),
-            help=help,
+            help=advice(fixes, help.removesuffix("; ")),
+            fixes=fixes,
         )
 
     def _missing_mask(self, node: Compute, have: list[Component]) -> str:

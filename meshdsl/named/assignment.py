@@ -7,28 +7,34 @@ that the step began with, wherever they stand; the next step begins with the ass
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import (
     DiagnosticError,
+    Edit,
     Fix,
     Poisoned,
     Related,
     Span,
+    advice,
     both,
     fail,
 )
 from meshdsl.named.builder import Operand, Scope, Stack, kind_of
-from meshdsl.named.calls import mismatch
+from meshdsl.named.calls import mismatch, summed
 from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import Update, Value
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import cast_to
+from meshdsl.syntax.edits import cast_to, without_line
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
+
+
+_ASSIGNS = re.compile(r"\s*(:=)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +94,26 @@ class AssignmentBuilder:
         if isinstance(found, Value) and found.role == "param" and declared:
             return found
         what = kind_of(found)
-        help = f"declare `param {name.text}[dims] = zeros()`; what is computed is named by `=`"
+        fixes = _named(name)
+        help = advice(fixes, f"or declare `param {name.text}[dims] = zeros()`")
         if isinstance(found, Value) and found.role == "input":
             what = "an input"
         elif isinstance(found, Value) and found.role == "param":
             what, help = "a parameter of the caller", "return the new value, and assign it there"
+            fixes = ()
         elif declared:
             what = "another tensor by now"
         where = (Related(found.span, "made here"),) if isinstance(found, Value) else ()
         message = f"`:=` assigns parameters, and `{name.text}` is {what}"
-        fail("MD0137", message, name.span, *where, help=help)
+        fail("MD0137", message, name.span, *where, help=help, fixes=fixes)
 
     def _need_once(self, param: Value, node: ast.UpdateStatement) -> None:
         if param in self.assigned:
             where = Related(self.assigned[param].span, "first assigned here")
-            help = "a state has one value in the next step: write it in one statement"
-            fail("MD0138", f"`{param.label}` is assigned twice", node.name.span, where, help=help)
+            fixes = (Fix("remove the line", (Edit(without_line(node.span), ""),), safe=False),)
+            help = advice(fixes, "or write the new value in one statement")
+            message = f"`{param.label}` is assigned twice"
+            fail("MD0138", message, node.name.span, where, help=help, fixes=fixes)
         loops = [frame.dim for frame in self.builder.frames if frame.dim is not None]
         for loop in loops:
             if not param.type.has(loop.name):
@@ -121,16 +131,19 @@ class AssignmentBuilder:
             operand = self.builder.constant(operand, state.type.dtype, span, scope)
         if not isinstance(operand, Value):
             message = f"`{node.name.text}` is {state.type}, and this is {kind_of(operand)}"
-            dims = ", ".join(state.type.names)
-            fail("MD0140", message, span, help=f"make a tensor of it: `ones[{dims}]() * …`")
+            ones = f"ones[{', '.join(state.type.names)}]() * "
+            if not isinstance(operand, int | float):
+                fail("MD0140", message, span, help=f"make a tensor of it: `{ones}…`")
+            made = Fix.write(span, f"{ones}{span.text}", safe=False)
+            fail("MD0140", message, span, fixes=(made,))
         problem = mismatch(operand, state.type.dims, rest=False)
-        fixes: tuple[Fix, ...] = ()
-        help = f"`{node.name.text}` is {state.type}, and stays so"
+        fixes = () if problem is None else summed(operand, state.type.dims, span)
         if problem is None and operand.type.dtype != state.type.dtype:
             problem = f"this tensor is {operand.type}"
             fixes = (cast_to(span, str(state.type.dtype), safe=False),)
         if problem is not None:
             where = Related(state.span, "declared here")
+            help = advice(fixes, f"`{node.name.text}` is {state.type}, and stays so")
             fail("MD0140", f"`{node.name.text}`: {problem}", span, where, help=help, fixes=fixes)
         if operand.type.dims == state.type.dims:
             return operand
@@ -150,3 +163,12 @@ class AssignmentBuilder:
             return new
         attrs = {"dims": param.type.dims}
         return self.builder.emit("transpose", (new,), attrs, made.span, made.scope)[0]
+
+
+def _named(name: ast.Name) -> tuple[Fix, ...]:
+    """The fix that names what is computed, by `=`."""
+    sign = _ASSIGNS.match(name.span.source.text, name.span.end)
+    if sign is None:
+        return ()
+    title = f"write `{name.text} = …`"
+    return (Fix(title, (Edit(Span(name.span.source, *sign.span(1)), "="),), safe=False),)

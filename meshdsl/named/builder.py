@@ -13,7 +13,6 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
-    Fix,
     Poisoned,
     Related,
     Span,
@@ -22,6 +21,7 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.program import Collected, Origin, Stacked
 from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import DTYPES, LARGEST, Dim, DType, TensorType
+from meshdsl.named.call_fixes import NOTHING, WrittenCall, call_fixes
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import (
     InCalls,
@@ -38,7 +38,6 @@ from meshdsl.named.ir import (
 from meshdsl.named.size_formulas import as_float, how_of
 from meshdsl.ops.opdef import OpError, lookup
 from meshdsl.records import dataclass
-from meshdsl.syntax.edits import cast_to
 
 MAX_DIMS = 64
 """The most dims of a tensor in numpy and in torch."""
@@ -315,11 +314,12 @@ class Builder:
         spans: tuple[Span, ...] = (),
         fields: Mapping[str, Any] = NO_FIELDS,
         origin: Origin | None = None,
+        written: WrittenCall = NOTHING,
     ) -> tuple[Value, ...]:
         """Append operator `name`; a call that it refuses becomes a diagnostic at `span`.
 
         It is inside the same calls as `calls`. `spans` are the places of the operands, to point at
-        their types; `fields` go to the results.
+        their types; `fields` go to the results. `written` is the call that a fix may edit.
         An operator of the backward pass has an `origin`.
         """
         if self.site is not None:
@@ -331,8 +331,12 @@ class Builder:
                 raise Poisoned from None
             notes = zip(spans, ins, strict=True) if spans else ()
             related = tuple(Related(s, f"this is {v.type}") for s, v in notes if s != span)
-            fixes = _casts(error.code, spans, [v.type.dtype for v in ins])
-            fail(error.code, error.message, span, *related, help=error.help, fixes=fixes)
+            declared = calls.declarations if isinstance(calls, Scope) else None
+            dims = {} if self.site or declared is None else declared.dim_spans
+            edited = NOTHING if self.site else written
+            fixes = call_fixes(error.ways, spans, [v.type for v in ins], edited, dims, span)
+            help = None if fixes else error.help
+            fail(error.code, error.message, span, *related, help=help, fixes=fixes)
         self._count(span)
         outs = tuple(self.value(t, span, calls, **fields) for t in types)
         op = NamedOp(name, ins, outs, tuple(attrs.items()), span, self.phase, self.block, origin)
@@ -429,20 +433,6 @@ def _collecting(nodes: Sequence[Node], inside: Value, outer: Value) -> tuple[lis
             changed[index] = replace(loop, body=tuple(body))
             return changed, collection
     return changed, collection
-
-
-def _casts(code: str, spans: tuple[Span, ...], dtypes: list[DType]) -> tuple[Fix, ...]:
-    """The fixes for operands of two dtypes (MD0201) and for integers that are divided (MD0203)."""
-    if len(spans) != 2 or len(dtypes) != 2:
-        return ()
-    if code == "MD0203":
-        both = [cast_to(span, "f32").edits for span in spans]
-        return (Fix("cast both to f32", (*both[0], *both[1]), safe=False),)
-    if code != "MD0201":
-        return ()
-    pairs = [(s, d) for s, d in zip(spans, reversed(dtypes), strict=True) if d.kind != "bool"]
-    pairs.sort(key=lambda pair: pair[1].kind != "float")
-    return tuple(cast_to(span, str(dtype), safe=False) for span, dtype in pairs)
 
 
 def _integer_help(number: int | float) -> str:

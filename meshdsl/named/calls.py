@@ -15,15 +15,16 @@ from meshdsl.diagnostics import (
     Poisoned,
     Related,
     Span,
+    advice,
     all_of,
     both,
     counted,
-    did_you_mean,
     fail,
     spelled_right,
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, need_tensor
+from meshdsl.named.call_fixes import NOTHING, WrittenCall, call_fixes
 from meshdsl.named.count_include_pad import Elements
 from meshdsl.named.emit import Emit
 from meshdsl.named.expressions import Literals, option_value, surface_name, unknown_function
@@ -34,7 +35,8 @@ from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import Attrs, OpDef, OpError, load_all
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import cast_to
+from meshdsl.syntax.edits import around, cast_to, removal, shortened
+from meshdsl.syntax.enclosing import called
 from meshdsl.syntax.printer import expression
 
 if TYPE_CHECKING:
@@ -46,11 +48,15 @@ MAX_CALL_DEPTH = 64
 
 @dataclass(slots=True)
 class Arguments:
-    """Evaluated arguments of a call: operands with their places, and options."""
+    """Evaluated arguments of a call: operands with their places, and options.
+
+    `places` are those of options that are given by position.
+    """
 
     operands: list[Operand] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, Span] = field(default_factory=dict)
 
 
 class Calls:
@@ -121,8 +127,10 @@ class Calls:
             return
         if name in load_all() or name in prelude().functions:
             message = f"this `def {name}` stands before the library's `{name}`"
-            help = "rename it if the library's was meant"
-            note = Diagnostic("MD0116", message, function.name.span, "note", help=help)
+            fixes = called(function.name.span, f"{name}_")
+            help = advice(fixes, "if calls of the library's are meant, they have its name then")
+            span = function.name.span
+            note = Diagnostic("MD0116", message, span, "note", help=help, fixes=fixes)
             self.builder.diagnostics.add(note)
 
     # --- operators ---------------------------------------------------------------------------
@@ -163,10 +171,16 @@ class Calls:
             try:
                 attrs = dict(opdef.bind(attrs, tuple(v.type for v in values)))
             except OpError as error:
-                fail(error.code, error.message, node.span, help=error.help)
+                edited = NOTHING if self.builder.site else WrittenCall(node, arguments.places)
+                fixes = call_fixes(error.ways, (), (), edited)
+                help = None if fixes else error.help
+                fail(error.code, error.message, node.span, help=help, fixes=fixes)
         spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]
         pad_counts = attrs.pop("pad_counts", 1)
-        results = self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
+        call = WrittenCall(node, arguments.places)
+        results = self.builder.emit(
+            opdef.name, values, attrs, node.span, scope, spans, written=call
+        )
         written = tuple(arguments.operands)
         if written and len(results) == 1 and all(expressions.is_literal(x) for x in written):
             literals = Literals(opdef.name, written, spans, node.span, attrs)
@@ -276,6 +290,7 @@ class Calls:
             full = len(arguments.operands) >= opdef.surface.arity[0]
             if not isinstance(operand, Value) and full and positional < len(names):
                 arguments.options[names[positional]] = option_value(operand, arg.span)
+                arguments.places[names[positional]] = arg.span
                 positional += 1
                 continue
             if opdef.surface.seeded and full and "seed" in names:
@@ -292,7 +307,7 @@ class Calls:
         if isinstance(keyword.value, ast.Foreign) and keyword.value.kind == "list":
             _no_list(opdef, keyword)
         evaluate = partial(self.program.expressions.evaluate, keyword.value, scope)
-        _, operand = both(partial(_check_option, opdef, keyword.name), evaluate)
+        _, operand = both(partial(_check_option, opdef, keyword), evaluate)
         if opdef.surface.seeded and keyword.name.text == "seed":
             return "seed", operand
         return keyword.name.text, option_value(operand, keyword.value.span)
@@ -546,29 +561,41 @@ class Calls:
     ) -> tuple[dict[str, ast.Expr], list[ast.Expr]]:
         """The argument of each parameter, and those that are of none, which are reported."""
         names = [p.name.text for p in function.params]
+        fixes: tuple[Fix, ...]
         matched, unmatched = dict(zip(names, node.args, strict=False)), [*node.args[len(names) :]]
         if unmatched:
             message = f"`{function.name.text}` takes {counted(len(names), 'tensor')}"
             where = Related(function.name.span, "defined here")
-            self._report(message, unmatched[0].span, f"write `{form(function)}`", where)
+            span = unmatched[0].span.to(unmatched[-1].span)
+            fixes = (removal(span, f"leave out `{shortened(span)}`"),)
+            help = advice(fixes, f"the form is `{form(function)}`")
+            self._report(message, unmatched[0].span, help, where, fixes=fixes)
         for keyword in node.keywords:
             word = keyword.name.text
             if word not in names:
-                help = did_you_mean(word, names) or f"write `{form(function)}`"
-                message = f"`{function.name.text}` has no tensor `{word}`"
                 span = keyword.name.span
-                self._report(message, span, help, fixes=spelled_right(span, word, names))
+                fixes = spelled_right(span, word, names)
+                fixes = fixes or (removal(keyword.span, f"leave out `{word}`"),)
+                message = f"`{function.name.text}` has no tensor `{word}`"
+                help = advice(fixes, f"the form is `{form(function)}`")
+                self._report(message, span, help, fixes=fixes)
                 unmatched.append(keyword.value)
             elif word in matched:
                 where = Related(matched[word].span, "it is given here already")
-                self._report(f"`{word}` is given twice", keyword.span, "remove one", where)
+                fixes, message = (removal(keyword.span),), f"`{word}` is given twice"
+                self._report(message, keyword.span, None, where, fixes=fixes)
                 unmatched.append(keyword.value)
             else:
                 matched[word] = keyword.value
         return matched, unmatched
 
     def _report(
-        self, message: str, span: Span, help: str, *related: Related, fixes: tuple[Fix, ...] = ()
+        self,
+        message: str,
+        span: Span,
+        help: str | None,
+        *related: Related,
+        fixes: tuple[Fix, ...] = (),
     ) -> None:
         """MD0251, an argument that does not suit."""
         refusal = partial(fail, "MD0251", message, span, *related, help=help, fixes=fixes)
@@ -586,20 +613,14 @@ class Calls:
         message = mismatch(value, dims, is_open)
         where = Related(param.span, "declared here")
         if message:
-            help = "pass a tensor with the declared dims; `x[a -> b]` renames one"
-            fail("MD0250", f"`{param.name.text}`: {message}", arg.span, where, help=help)
+            fixes = summed(value, dims, arg.span)
+            help = advice(fixes, "pass a tensor with the declared dims; `x[a -> b]` renames one")
+            message = f"`{param.name.text}`: {message}"
+            fail("MD0250", message, arg.span, where, help=help, fixes=fixes)
         if param.dtype and self.program.dtype(param.dtype) != value.type.dtype:
             dtype = self.program.dtype(param.dtype)
-            help = f"cast it: `cast(…, {dtype})`"
             message = f"`{param.name.text}` is {dtype}, and this is {value.type.dtype}"
-            fail(
-                "MD0250",
-                message,
-                arg.span,
-                where,
-                help=help,
-                fixes=(cast_to(arg.span, str(dtype)),),
-            )
+            fail("MD0250", message, arg.span, where, fixes=(cast_to(arg.span, str(dtype)),))
         return value
 
 
@@ -631,6 +652,16 @@ def mismatch(value: Value, dims: tuple[Dim, ...], rest: bool) -> str | None:
     parts = [f"it lacks {_names(missing)}"] if missing else []
     parts += [f"it also has {_names(extra)}"] if extra else []
     return f"this tensor is {value.type}; {' and '.join(parts)}"
+
+
+def summed(value: Value, dims: tuple[Dim, ...], span: Span) -> tuple[Fix, ...]:
+    """The fix that sums a tensor over the dims that it has beside the wanted ones."""
+    wanted = {dim.name for dim in dims}
+    extra = [name for name in value.type.names if name not in wanted]
+    if not extra or not wanted <= {*value.type.names}:
+        return ()
+    text = f"sum[{', '.join(extra)}]("
+    return (around(span, text, ")", f"write `{text}{shortened(span)})`", safe=False),)
 
 
 def _names(names: list[str]) -> str:
@@ -672,7 +703,7 @@ def _wrong_dims(function: ast.FunctionDecl, node: ast.CallExpr) -> NoReturn:
     """Report a call with another number of dims than the function takes."""
     names = ", ".join(d.text for d in function.dims)
     message = f"`{function.name.text}` takes {counted(len(function.dims), 'dim')} in `[ ]`"
-    help = f"write `{function.name.text}[{names}](…)`" if names else "leave out the `[ ]`"
+    help = f"write `{function.name.text}[{names}](…)`" if names else None
     where = Related(function.name.span, "defined here")
     fixes = () if names else _without_items(node)
     fail("MD0252", message, node.span, where, help=help, fixes=fixes)
@@ -683,12 +714,15 @@ def _is_open(param: ast.TensorParam) -> bool:
     return any(d.dim.text == "..." for d in param.dims)
 
 
-def _check_option(opdef: OpDef, name: ast.Name) -> None:
+def _check_option(opdef: OpDef, keyword: ast.Keyword) -> None:
+    name = keyword.name
     if name.text not in dict(opdef.surface.options):
         options = ", ".join(f"`{option}`" for option, _ in opdef.surface.options) or "none"
         message = f"`{opdef.name}` has no option `{name.text}`"
         fixes = spelled_right(name.span, name.text, list(dict(opdef.surface.options)))
-        fail("MD0253", message, name.span, help=f"its options: {options}", fixes=fixes)
+        fixes = fixes or (removal(keyword.span, f"leave out `{name.text}`"),)
+        help = advice(fixes, f"its options: {options}")
+        fail("MD0253", message, name.span, help=help, fixes=fixes)
 
 
 def _no_list(opdef: OpDef, keyword: ast.Keyword) -> NoReturn:
@@ -703,9 +737,9 @@ def _no_list(opdef: OpDef, keyword: ast.Keyword) -> NoReturn:
 
 def _no_items(node: ast.CallExpr, opdef: OpDef) -> None:
     if node.items is not None:
-        help = f"write `{surface_name(opdef)}`"
+        fixes, form = _without_items(node), f"the form is `{surface_name(opdef)}`"
         message = f"`{opdef.name}` takes no `[ ]`"
-        fail("MD0252", message, node.span, help=help, fixes=_without_items(node))
+        fail("MD0252", message, node.span, help=advice(fixes, form), fixes=fixes)
     if node.out is not None:
         _no_result_dims(opdef, node)
 
@@ -721,8 +755,14 @@ def _without_items(node: ast.CallExpr) -> tuple[Fix, ...]:
 
 
 def _no_result_dims(opdef: OpDef, node: ast.CallExpr) -> NoReturn:
-    help = f"write `{surface_name(opdef)}`"
-    fail("MD0252", f"`{opdef.name}` takes no `-> [dims]`", node.span, help=help)
+    last = max((*node.args, *node.keywords), key=lambda part: part.span.end, default=None)
+    form = f"the form is `{surface_name(opdef)}`"
+    fixes: tuple[Fix, ...] = ()
+    if last is not None and not node.span.text.count("\n"):
+        arrow = Span(node.span.source, last.span.end, node.span.end - 1)
+        fixes = (Fix("leave out the `-> [dims]`", (Edit(arrow, ""),), safe=False),)
+    message = f"`{opdef.name}` takes no `-> [dims]`"
+    fail("MD0252", message, node.span, help=advice(fixes, form), fixes=fixes)
 
 
 def _check_arity(opdef: OpDef, count: int, node: ast.CallExpr) -> None:
@@ -733,7 +773,12 @@ def _check_arity(opdef: OpDef, count: int, node: ast.CallExpr) -> None:
         )
         noun = "tensor" if wanted == "1" else "tensors"
         message = f"`{opdef.name}` takes {wanted} {noun}, and {count or 'none'} are given"
-        fail("MD0251", message, node.span, help=f"write `{surface_name(opdef)}`")
+        fixes: tuple[Fix, ...] = ()
+        if high is not None and len(node.args) > high >= 1:
+            extra = node.args[high].span.to(node.args[-1].span)
+            fixes = (removal(extra, f"leave out `{shortened(extra)}`"),)
+        help = advice(fixes, f"the form is `{surface_name(opdef)}`")
+        fail("MD0251", message, node.span, help=help, fixes=fixes)
 
 
 def _check_options(opdef: OpDef, options: dict[str, Any], node: ast.CallExpr) -> None:

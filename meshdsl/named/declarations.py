@@ -18,6 +18,7 @@ from meshdsl.diagnostics import (
     Related,
     Source,
     Span,
+    advice,
     all_of,
     did_you_mean,
     fail,
@@ -26,6 +27,7 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.types import Dim
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import without_dim, without_line
 from meshdsl.syntax.symbols import ROLES
 
 if TYPE_CHECKING:
@@ -112,24 +114,31 @@ def unknown(
     code: str, kind: str, name: ast.Name, known: list[str], help: str | None = None
 ) -> Diagnostic:
     """`unknown KIND NAME`, with the closest known name as help and fix."""
-    help = did_you_mean(name.text, known) or help or known_names(kind, known)
     fixes = spelled_right(name.span, name.text, known)
+    close = advice(fixes) or did_you_mean(name.text, known)
+    help = close or help or known_names(kind, known)
     return Diagnostic(code, f"unknown {kind} `{name.text}`", name.span, help=help, fixes=fixes)
 
 
 def declared(name: ast.Name, declarations: Declarations) -> tuple[Fix, ...]:
     """The fix that declares a dim below those of the file; its size is for the user to say."""
-    source = name.span.source
-    if declarations.source is not source:
+    line = f"dim {name.text} = 1"
+    edit = added_dim(line, declarations)
+    if edit is None or edit.span.source is not name.span.source:
         return ()
+    return (Fix.declare(line, edit),)
+
+
+def added_dim(line: str, declarations: Declarations) -> Edit | None:
+    """The edit that adds a `dim` line below those of a file; None for the library."""
+    if declarations.is_library:
+        return None
+    source = declarations.source
     last = max((span.end for span in declarations.dim_spans.values()), default=None)
-    text = f"dim {name.text} = 1"
     if last is None:
-        edit = Edit(Span(source, 0, 0), f"{text}\n")
-    else:
-        end = source.bounds(source.position(last)[0])[1]
-        edit = Edit(Span(source, end, end), f"\n{text}")
-    return (Fix(f"declare `{text}`", (edit,), safe=False),)
+        return Edit(Span(source, 0, 0), f"{line}\n")
+    end = source.bounds(source.position(last)[0])[1]
+    return Edit(Span(source, end, end), f"\n{line}")
 
 
 def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MAX_DIM) -> int:
@@ -139,8 +148,8 @@ def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MA
     """
     value = _integer(node, sizes)
     if value < 1:
-        help = "give a whole number of 1 or more"
-        fail("MD0105", f"a size must be at least 1, and this is {value}", node.span, help=help)
+        message = f"a size must be at least 1, and this is {value}"
+        fail("MD0105", message, node.span, fixes=(Fix.write(node.span, "1", safe=False),))
     if value > largest:
         _too_large(node.span)
     return value
@@ -173,7 +182,7 @@ def _unique(
         kind = ast.KEYWORDS[type(node)]
         old = tables[kind].setdefault(node.name.text, node)
         if old is not node:
-            diagnostics.add(_twice(kind, node.name, old.name))
+            diagnostics.add(_twice(kind, node, old.name))
     return tables
 
 
@@ -181,7 +190,9 @@ def _of(entries: dict[str, ast.NamedDeclaration], type_: type[T]) -> dict[str, T
     return {name: node for name, node in entries.items() if isinstance(node, type_)}
 
 
-def _twice(kind: str, name: ast.Name, old: ast.Name) -> Diagnostic:
+def _twice(kind: str, node: ast.NamedDeclaration, old: ast.Name) -> Diagnostic:
+    name = node.name
+    gone = without_dim(node) if isinstance(node, ast.DimDecl) else without_line(node.span)
     return Diagnostic(
         "MD0104",
         f"`use {name.text}` is written twice"
@@ -189,7 +200,7 @@ def _twice(kind: str, name: ast.Name, old: ast.Name) -> Diagnostic:
         else f"{kind} `{name.text}` is declared twice",
         name.span,
         related=(Related(old.span, "first declared here"),),
-        help="remove one" if kind == "use" else "remove one, or give it another name",
+        fixes=(Fix("remove the second one", (Edit(gone, ""),), safe=False),),
     )
 
 
@@ -298,8 +309,9 @@ class _DimSizes:
         spans = [self.entries[name].name.span for name in names]
         message = f"the size of `{names[0]}` depends on itself: {circle}"
         others = tuple(Related(span, "and this on it") for span in spans[1:2])
-        help = "give one of them a size of its own"
-        self.diagnostics.add(Diagnostic("MD0107", message, spans[0], related=others, help=help))
+        edit = Edit(self.entries[names[0]].value.span, "1")
+        fixes = (Fix(f"write `dim {names[0]} = 1`, or another size", (edit,), safe=False),)
+        self.diagnostics.add(Diagnostic("MD0107", message, spans[0], related=others, fixes=fixes))
         self.failed.update(names)
 
 
@@ -339,10 +351,8 @@ def _integer(node: ast.Expr, sizes: Mapping[str, int]) -> int:
             return _bounded(_arithmetic(node, left, right), node.span)
         case ast.Foreign(kind="sign", word=word) if word.text in _SIZE_SIGNS:
             sign = _SIZE_SIGNS[word.text]
-            help = f"write `{sign}`: a size divides without remainder"
-            fix = Fix(f"write `{sign}`", (Edit(word.span, sign),))
             message = f"there is no operator `{word.text}`"
-            raise DiagnosticError(Diagnostic("MD0018", message, word.span, help=help, fixes=(fix,)))
+            fail("MD0018", message, word.span, fixes=(Fix.write(word.span, sign),))
     fail(
         "MD0105",
         "a size is constant integer arithmetic over numbers and dims",
@@ -376,7 +386,9 @@ def _arithmetic(node: ast.Binary, left: int, right: int) -> int:
 def _divide(node: ast.Binary, left: int, right: int) -> int:
     if right == 0 or left % right:
         message = f"{left} does not divide by {right} without remainder"
-        fail("MD0105", message, node.span, help="sizes are whole numbers")
+        fixes = (Fix.write(node.op_span, "//", safe=False),) if right and left > right else ()
+        help = advice(fixes, "sizes are whole numbers")
+        fail("MD0105", message, node.span, help=help, fixes=fixes)
     return left // right
 
 

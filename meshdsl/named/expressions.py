@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.diagnostics import (
     DiagnosticError,
+    Fix,
     Poisoned,
     Related,
     Span,
+    advice,
     all_of,
     counted,
     did_you_mean,
@@ -27,6 +29,7 @@ from meshdsl.named.size_formulas import how_of, made, size_of
 from meshdsl.ops.opdef import Attrs, OpDef, OpError, load_all, lookup, signs
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import cast_to
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
@@ -150,12 +153,11 @@ class Expressions:
         if name.text in scope.dims:
             return scope.dims[name.text]
         dims = list(scope.dims)
-        help = "declare it: `dim NAME = SIZE`"
-        if name.text in scope.names:
-            help = "`[ ]` holds dims; tensors stand in `( )`"
-        diagnostic = unknown("MD0101", "dim", name, dims, help)
-        declare = declared(name, scope.declarations)
-        raise DiagnosticError(replace(diagnostic, fixes=(*diagnostic.fixes, *declare)))
+        diagnostic = unknown("MD0101", "dim", name, dims)
+        fixes = (*diagnostic.fixes, *declared(name, scope.declarations))
+        known = diagnostic.help if not fixes else None
+        why = "`[ ]` holds dims; tensors stand in `( )`" if name.text in scope.names else known
+        raise DiagnosticError(replace(diagnostic, help=advice(fixes, why), fixes=fixes))
 
     def dims(self, names: Iterable[ast.Name], scope: Scope) -> tuple[Dim, ...]:
         """The dims of a list in an expression; a name of several stands for all of them."""
@@ -215,6 +217,8 @@ class Expressions:
         if name in ("floordiv", "mod") and dtype.kind == "int" and operands[1] == 0:
             help = "integers have no infinity; divide by another number"
             fail("MD0261", "an integer is divided by zero", spans[1], help=help)
+        if dtype.kind == "int" and any(isinstance(x, float) for x in operands):
+            self._refuse_float(operands, spans, dtype, scope)
         values = tuple(
             self.as_value(x, dtype, s, scope) for x, s in zip(operands, spans, strict=True)
         )
@@ -223,6 +227,24 @@ class Expressions:
         if result.type.dtype == dtype and all(self.is_literal(x) for x in read):
             self.literals[result] = Literals(name, tuple(operands), spans, span)
         return result
+
+    def _refuse_float(
+        self, operands: list[Operand], spans: tuple[Span, ...], dtype: DType, scope: Scope
+    ) -> NoReturn:
+        """MD0257 for a float beside integers, with the fix that casts these."""
+        pairs = list(zip(operands, spans, strict=True))
+        number, place = next((x, s) for x, s in pairs if isinstance(x, float))
+        of = [s for x, s in pairs if isinstance(x, Value) and x.type.dtype == dtype]
+        fixes = tuple(cast_to(s, "f32", safe=False) for s in of[:1] if len(of) == 1)
+        if number.is_integer() and how_of(number) is None:
+            fixes = (*fixes, Fix.write(place, str(int(number)), safe=False))
+        try:
+            self.builder.constant(number, dtype, place, scope)
+        except DiagnosticError as error:
+            (wrong,) = error.diagnostics
+            help = None if fixes else wrong.help
+            raise DiagnosticError(replace(wrong, help=help, fixes=fixes)) from None
+        raise AssertionError(dtype)
 
     def literal_dtype(self, name: str, operands: list[Operand]) -> DType:
         """The dtype a number takes: that of the first tensor (of `where`: not the condition).
@@ -353,9 +375,10 @@ def option_value(operand: Operand, span: Span) -> Any:
 
 def unknown_function(name: ast.Name, known: list[str], used: Collection[str]) -> NoReturn:
     """Report a call of an unknown function."""
-    help = did_you_mean(name.text, known) or "operators are listed in grammar/README.md"
     message = f"unknown function or operator `{name.text}`"
     fixes = spelled_right(name.span, name.text, known)
+    close = advice(fixes) or did_you_mean(name.text, known)
+    help = close or "operators are listed in grammar/README.md"
     fail("MD0103", message, name.span, help=f"{help}{_others(used)}", fixes=fixes)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 from meshdsl.diagnostics import (
@@ -15,6 +15,7 @@ from meshdsl.diagnostics import (
     Poisoned,
     Related,
     Span,
+    advice,
     all_of,
     both,
     counted,
@@ -31,7 +32,7 @@ from meshdsl.named.builder import (
     need_tensor,
 )
 from meshdsl.named.calls import Calls, mismatch
-from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, unknown
+from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, added_dim, unknown
 from meshdsl.named.expressions import Expressions
 from meshdsl.named.fan_in import finish_params
 from meshdsl.named.goals import Goals
@@ -43,7 +44,8 @@ from meshdsl.named.size_formulas import as_float
 from meshdsl.named.views import Views
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import without_entry, without_line
+from meshdsl.syntax.edits import removal, without_entry, without_line
+from meshdsl.syntax.enclosing import called
 
 INITS = {"zeros": 0, "ones": 0, "normal": 1, "uniform": 2, "glorot": 0, "he": 0}
 """The initialisers of parameters, with the numbers that each takes."""
@@ -111,15 +113,16 @@ class ProgramBuilder:
         name = node.name.text
         scope.names.setdefault(name, None)
         if node.default is not None:
-            help = "defaults stand in functions; values of inputs are given to `run --inputs`"
+            why = "functions have defaults; an input has its value from `run --inputs`"
             gone = Span(node.span.source, _before_default(node), node.default.span.end)
             fixes = (Fix("remove the default", (Edit(gone, ""),), safe=False),)
             message = "an input of a program has no default"
-            fail("MD0250", message, node.default.span, help=help, fixes=fixes)
+            fail("MD0250", message, node.default.span, help=advice(fixes, why), fixes=fixes)
         old = next((v for v in self.inputs if v.name == name), None)
         if old is not None:
-            where, help = Related(old.span, "first declared here"), "give it another name"
-            fail("MD0104", f"input `{name}` is declared twice", node.name.span, where, help=help)
+            where, fixes = Related(old.span, "first declared here"), (removal(node.span),)
+            message = f"input `{name}` is declared twice"
+            fail("MD0104", message, node.name.span, where, fixes=fixes)
         self._check_name(node.name)
         (dims, is_open), dtype = both(
             partial(self.dim_list, node.dims, scope), partial(self.dtype, node.dtype)
@@ -137,8 +140,8 @@ class ProgramBuilder:
         if returned is None:
             if has_return(node.body):
                 return ()
-            help = "end it with `return NAME, …`"
             message, fixes = "this program returns nothing", _returning(node.body)
+            help = None if fixes else "end it with `return NAME, …`"
             self.diagnostics.add(
                 Diagnostic("MD0113", message, node.name.span, help=help, fixes=fixes)
             )
@@ -150,11 +153,14 @@ class ProgramBuilder:
                 continue
             if not isinstance(operand, Value):
                 message = f"a program returns tensors, and this is {kind_of(operand)}"
-                help = "add it to a tensor, or make one: `ones[…]() * …`"
-                self.diagnostics.add(Diagnostic("MD0254", message, expr.span, help=help))
+                fixes = _as_tensor(operand, expr.span)
+                help = None if fixes else "return a tensor"
+                self.diagnostics.add(
+                    Diagnostic("MD0254", message, expr.span, help=help, fixes=fixes)
+                )
             elif any(o.name == name for o in outputs):
-                message, help = f"`{name}` is returned twice", "every output has a name of its own"
-                self.diagnostics.add(Diagnostic("MD0104", message, expr.span, help=help))
+                message, fixes = f"`{name}` is returned twice", (removal(expr.span),)
+                self.diagnostics.add(Diagnostic("MD0104", message, expr.span, fixes=fixes))
             else:
                 outputs.append(Output(name, operand, expr.span))
         return tuple(outputs)
@@ -170,10 +176,18 @@ class ProgramBuilder:
             if returned and not isinstance(statement, ast.Minimize):
                 where = Related(returned.span, "returned here")
                 message = "nothing after `return` is ever reached"
-                help, span = "remove it, or move it before the `return`", statement.span
-                remove = Fix("remove it", (Edit(without_line(span), ""),), safe=False)
-                unreachable = Diagnostic("MD0113", message, span, related=(where,), help=help)
-                self.diagnostics.add(replace(unreachable, fixes=(remove,)))
+                fixes = (Fix("remove it", (Edit(without_line(statement.span), ""),), safe=False),)
+                help = advice(fixes, "or move it before the `return`")
+                self.diagnostics.add(
+                    Diagnostic(
+                        "MD0113",
+                        message,
+                        statement.span,
+                        related=(where,),
+                        help=help,
+                        fixes=fixes,
+                    )
+                )
                 return returned
             returned = self._tried(statement, scope) or returned
         return returned
@@ -263,8 +277,10 @@ class ProgramBuilder:
         problem = mismatch(value, dims, is_open)
         if problem:
             where = Related(span, f"this is {value.type}")
-            help = "change the dims on the left, or what is on the right"
-            fail("MD0250", f"`{target.name.text}`: {problem}", target.span, where, help=help)
+            fixes = (_with_dims(target, value),) if not is_open and target.dims else ()
+            help = advice(fixes, "or change what is on the right")
+            message = f"`{target.name.text}`: {problem}"
+            fail("MD0250", message, target.span, where, help=help, fixes=fixes)
         if is_open or value.type.dims == dims:
             return value
         return self.builder.emit("transpose", (value,), {"dims": dims}, span, scope)[0]
@@ -278,12 +294,13 @@ class ProgramBuilder:
         self._check_name(name)
         if name.text in scope.params:
             where = Related(scope.params[name.text], "first declared here")
-            help = "give it another name"
-            fail("MD0104", f"param `{name.text}` is declared twice", name.span, where, help=help)
+            message = f"param `{name.text}` is declared twice"
+            fixes = (Fix("remove it", (Edit(without_line(node.span), ""),), safe=False),)
+            fail("MD0104", message, name.span, where, fixes=fixes)
         if node.target.dims is None:
-            help = f"write `param {name.text}[dims]`, with `[]` for a scalar"
             at = Span(name.span.source, name.span.end, name.span.end)
-            fixes = (Fix("write `[]`: a scalar", (Edit(at, "[]"),), safe=False),)
+            fixes = (Fix(f"write `param {name.text}[]`: a scalar", (Edit(at, "[]"),), safe=False),)
+            help = advice(fixes, f"or its dims: `param {name.text}[dims]`")
             fail("MD0250", "a parameter needs its dims", node.span, help=help, fixes=fixes)
         (dims, is_open), dtype = both(
             partial(self.dim_list, node.target.dims, scope), partial(self.dtype, node.dtype)
@@ -294,8 +311,7 @@ class ProgramBuilder:
         for loop in loops:
             if loop in dims:
                 message = f"this parameter already gains `{loop}` from the `repeat` around it"
-                help, without = f"leave `{loop}` out of its dims", _without(loop, node)
-                fail("MD0259", message, node.target.span, help=help, fixes=without)
+                fail("MD0259", message, node.target.span, fixes=_without(loop, node))
         type_ = TensorType((*loops, *dims), dtype)
         value = self.builder.value(
             type_,
@@ -356,7 +372,8 @@ class ProgramBuilder:
             if has_return(function.body):
                 raise Poisoned
             message = f"`{function.name.text}` returns nothing"
-            help, fixes = "end it with `return …`", _returning(function.body)
+            fixes = _returning(function.body)
+            help = None if fixes else "end it with `return …`"
             fail("MD0113", message, function.name.span, help=help, fixes=fixes)
         values = tuple(operand for _, operand in returned.values)
         if result is None:
@@ -388,8 +405,9 @@ class ProgramBuilder:
 
     def _check_name(self, name: ast.Name) -> None:
         if name.text in RESERVED_TENSORS:
-            help = "layouts use it as a selector; choose another name"
-            fail("MD0109", f"`{name.text}` cannot name a tensor", name.span, help=help)
+            fixes = called(name.span, f"{name.text}_")
+            help = advice(fixes, "layouts use it as a selector")
+            fail("MD0109", f"`{name.text}` cannot name a tensor", name.span, help=help, fixes=fixes)
 
     def dim_list(self, nodes: tuple[ast.DimRef, ...], scope: Scope) -> tuple[tuple[Dim, ...], bool]:
         """The dims of a list in brackets, and whether it has `...`."""
@@ -397,8 +415,11 @@ class ProgramBuilder:
         dims = all_of(partial(self.expressions.dim, node.dim, scope) for node in listed)
         for index, (node, dim) in enumerate(zip(listed, dims, strict=True)):
             if dim in dims[:index]:
-                help = "give the second another name: `dim other = " + dim.name + "`"
-                fail("MD0259", f"dim `{dim.name}` stands here twice", node.span, help=help)
+                fixes = _second_dim(node, dim, scope)
+                text = f"declare `dim other = {dim.name}`, and write `other` here"
+                help = None if fixes else text
+                message = f"dim `{dim.name}` stands here twice"
+                fail("MD0259", message, node.span, help=help, fixes=fixes)
         return tuple(dims), len(listed) < len(nodes)
 
     def pins(self, nodes: tuple[ast.DimRef, ...], scope: Scope) -> tuple[Pin, ...]:
@@ -416,6 +437,33 @@ class ProgramBuilder:
         if name.text not in DTYPES:
             raise DiagnosticError(unknown("MD0114", "dtype", name, list(DTYPES)))
         return DTYPES[name.text]
+
+
+def _as_tensor(operand: Operand, span: Span) -> tuple[Fix, ...]:
+    """The fix that makes a tensor without dims of a number."""
+    if not isinstance(operand, int | float):
+        return ()
+    return (Fix.write(span, f"ones[]() * ({span.text})", safe=False),)
+
+
+def _with_dims(target: ast.Target, value: Value) -> Fix:
+    """The fix that declares a tensor with the dims that it has."""
+    assert target.dims
+    text = ", ".join(value.type.names)
+    span = target.dims[0].span.to(target.dims[-1].span)
+    return Fix(f"write `{target.name.text}[{text}]`", (Edit(span, text),), safe=False)
+
+
+def _second_dim(node: ast.DimRef, dim: Dim, scope: Scope) -> tuple[Fix, ...]:
+    """The fix that declares a further dim of the same size, and writes it here."""
+    taken = {*scope.dims, *scope.names}
+    new = next(n for i in itertools.count(2) if (n := f"{dim.name}_{i}") not in taken)
+    line = f"dim {new} = {dim.name}"
+    edit = None if scope.in_library else added_dim(line, scope.declarations)
+    if edit is None or node.dim.span.source is not edit.span.source or dim.name not in scope.dims:
+        return ()
+    edits = (edit, Edit(node.dim.span, new))
+    return (Fix(f"declare `{line}`, and write `{new}` here", edits, safe=False),)
 
 
 def _returning(body: tuple[ast.Statement, ...]) -> tuple[Fix, ...]:

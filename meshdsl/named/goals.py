@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshdsl.diagnostics import Related, Span, all_of, both, fail
+from meshdsl.diagnostics import Edit, Fix, Related, Span, all_of, both, fail
 from meshdsl.named.activity import reaching
 from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.ir import Goal, NamedOp, NamedProgram, Value
@@ -15,7 +15,8 @@ from meshdsl.named.optimizers import COMMON, WrittenRule, resolve
 from meshdsl.named.param_groups import GroupRule, group_rules, param_groups
 from meshdsl.named.written_optimizers import options_of, written_step
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import around
+from meshdsl.syntax.edits import around, shortened, without_line
+from meshdsl.syntax.enclosing import enclosing
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
@@ -75,8 +76,10 @@ class Goals:
     def minimize(self, node: ast.Minimize, scope: Scope) -> None:
         """Record the loss and the optimizer; `training_step.py` makes the training step of it."""
         if scope.path or len(self.builder.frames) > 1:
-            help = "write it at the end of the program"
-            fail("MD0296", "`minimize` stands at the end of a program", node.span, help=help)
+            fixes = _at_the_end(node.span)
+            help = None if fixes else "write it at the end of the program"
+            message = "`minimize` stands at the end of a program"
+            fail("MD0296", message, node.span, help=help, fixes=fixes)
         evaluate = partial(self._constant, scope)
         loss, optimizer = both(
             partial(self._loss, node.value, scope),
@@ -157,6 +160,17 @@ class Goals:
             self.builder.block = None
 
 
+def _at_the_end(minimize: Span) -> tuple[Fix, ...]:
+    """The fix that moves a statement to the end of its program."""
+    program = enclosing(minimize, ast.ProgramDecl)
+    if program is None:
+        return ()
+    end = program.span.end - 1
+    moved = Edit(Span(minimize.source, end, end), f"  {minimize.text}\n")
+    edits = (Edit(without_line(minimize), ""), moved)
+    return (Fix("move it to the end of the program", edits, safe=False),)
+
+
 def _check_of_step(first: Goal, other: Goal, node: ast.Minimize) -> None:
     """Refuse options of the whole step that a further `minimize` has of its own (MD0295)."""
     where = Related(first.span, "the first one")
@@ -176,10 +190,12 @@ def need_loss(said: str, operand: Operand, span: Span) -> Value:
         need_tensor(operand, span)
     type_ = operand.type
     if type_.dims:
-        help = f"reduce it first: `mean(…)`, or `sum(…)` over {', '.join(type_.names)}"
         message = f"`{said}` needs a single number, and this is {type_}"
-        fixes = (around(span, "mean(", ")", "take its mean", safe=False),)
-        fail("MD0290", message, span, help=help, fixes=fixes)
+        fixes = tuple(
+            around(span, f"{name}(", ")", f"write `{name}({shortened(span)})`", safe=False)
+            for name in ("mean", "sum")
+        )
+        fail("MD0290", message, span, fixes=fixes)
     if type_.dtype.kind != "float":
         help = "gradients are of floats: `cast(x, f32)` before it is reduced"
         fail("MD0290", f"`{said}` needs a float, and this is {type_}", span, help=help)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshdsl.diagnostics import Diagnostics, Fix, Poisoned, Related, fail
+from meshdsl.diagnostics import Diagnostics, Fix, Poisoned, Related, advice, fail
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.builder import Frame, Operand, Scope, Stack
@@ -148,8 +148,8 @@ class LoopBuilder:
             help = "what a loop carries keeps its dims and dtype"
             fixes: tuple[Fix, ...] = ()
             if same:
-                help += f"; cast it back: `cast({name}, {inside.type.dtype})`"
                 fixes = _cast_back(name, str(inside.type.dtype), node)
+                help = advice(fixes, help) or help
             fail("MD0256", message, value.span, where, help=help, fixes=fixes)
         if value.type.dims != inside.type.dims:
             attrs = {"dims": inside.type.dims}

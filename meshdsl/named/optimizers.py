@@ -13,11 +13,12 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Edit,
     Fix,
     Poisoned,
     Span,
+    advice,
     closest,
-    did_you_mean,
     spelled_right,
 )
 from meshdsl.ir.types import BF16, DTYPES, F32, Dim, DType, TensorType
@@ -27,6 +28,7 @@ from meshdsl.ops.opdef import load_all
 from meshdsl.ops.steps import RATES
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import inserted, removal
 
 # --- schedules ----------------------------------------------------------------------------------
 
@@ -429,8 +431,8 @@ def resolve(
         reader.raise_failure()
         return Optimizer(name, options, rule)
     if name not in OPTIMIZERS:
-        help = did_you_mean(name, list(OPTIMIZERS)) or f"there are {_listed(OPTIMIZERS)}"
         fixes = spelled_right(call.function.span, name, list(OPTIMIZERS))
+        help = advice(fixes) or f"there are {_listed(OPTIMIZERS)}"
         reader.report("MD0270", f"unknown optimizer `{name}`", call.function, help, fixes)
         # The options of a misspelt one are read as those of the one that is meant.
         meant = closest(name, list(OPTIMIZERS))
@@ -460,8 +462,8 @@ def resolve_option(optimizer: Optimizer, name: ast.Name, node: ast.Expr, evaluat
 def no_option(optimizer: Optimizer, name: ast.Name) -> Diagnostic:
     """MD0272 for an option of a parameter that its optimizer does not have."""
     legal = list(optimizer.own)
-    help = did_you_mean(name.text, legal) or f"there are {_listed(optimizer.own)}"
     fixes = spelled_right(name.span, name.text, legal)
+    help = advice(fixes) or f"there are {_listed(optimizer.own)}"
     message = f"`{optimizer.name}` has no option `{name.text}`"
     return Diagnostic("MD0272", message, name.span, help=help, fixes=fixes)
 
@@ -490,7 +492,9 @@ class _OptionReader:
                 values[name] = self.value(call.function.text, name, option, expressions[name])
             elif option.default is ...:
                 message = f"`{call.function.text}` needs `{name}`"
-                self.report("MD0274", message, call, f"write `{_form(call, known)}`")
+                fixes = _with_option(call, name, option)
+                help = None if fixes else f"write `{_form(call, known)}`"
+                self.report("MD0274", message, call, help, fixes)
             else:
                 values[name] = option.default
         return values
@@ -508,17 +512,20 @@ class _OptionReader:
         for keyword in call.keywords:
             word = keyword.name.text
             if word not in known:
-                help = did_you_mean(word, list(known)) or f"there are {_listed(known)}"
                 given_names = {other.name.text for other in call.keywords}
                 free = [option for option in known if option not in given_names]
                 fixes = spelled_right(keyword.name.span, word, free)
+                known_ones = None if fixes else f"there are {_listed(known)}"
+                fixes = fixes or (removal(keyword.span, f"leave out `{word}`"),)
+                help = advice(fixes, known_ones)
                 message = f"`{name}` has no option `{word}`"
                 self.report("MD0272", message, keyword.name, help, fixes)
                 meant = closest(word, free)
                 if meant is not None:
                     expressions[meant] = keyword.value
             elif word in expressions:
-                self.report("MD0273", f"`{word}` is given twice", keyword, "remove one of them")
+                fixes = (removal(keyword.span),)
+                self.report("MD0273", f"`{word}` is given twice", keyword, None, fixes)
             else:
                 expressions[word] = keyword.value
         return expressions
@@ -537,19 +544,19 @@ class _OptionReader:
             self.found.add(*error.diagnostics)
             self.failed = True
             return None
-        help = f"write `{name}={option.shown}`"
+        title = f"write `{name}={option.shown}`"
+        usual = (Fix(title, (Edit(node.span, option.shown),), safe=False),)
         if not _is_kind(option.kind, value):
             said = f"`{name}` of `{of}` is {_KINDS[option.kind]}"
             word = _called(node)
             meant = [] if word in _MEANT else _WORDS.get(option.kind, [])
-            fixes = spelled_right(node.span, word, meant)
-            help = did_you_mean(word, meant) or help
-            self.report("MD0275", f"{said}, not {_described(value)}", node, help, fixes)
+            fixes = spelled_right(node.span, word, meant) or usual
+            self.report("MD0275", f"{said}, not {_described(value)}", node, None, fixes)
         elif option.kind in ("dtype", "precision"):
             return DTYPES[value] if isinstance(value, str) else value
         elif not option.holds(value):
             said = f"`{name}` of `{of}` is {option.range}, not {value}"
-            self.report("MD0276", said, node, help)
+            self.report("MD0276", said, node, None, usual)
         return LearningRate("constant", value) if option.kind == "rate" else value
 
     def _constant(self, option: Option, node: ast.Expr) -> Any:
@@ -565,8 +572,8 @@ class _OptionReader:
         """The schedule that a call such as `cosine(3e-4, 1000)` means."""
         name = call.function.text
         if name not in SCHEDULES:
-            help = did_you_mean(name, list(SCHEDULES)) or f"there are {_listed(SCHEDULES)}"
             fixes = spelled_right(call.function.span, name, list(SCHEDULES))
+            help = advice(fixes) or f"there are {_listed(SCHEDULES)}"
             self.report("MD0271", f"unknown schedule `{name}`", call.function, help, fixes)
             return LearningRate("constant", 1.0)
         values = self._values_of(call, SCHEDULES[name], positional=len(SCHEDULES[name]))
@@ -584,8 +591,8 @@ class _OptionReader:
         name = _called(node)
         if name not in COMPRESSIONS:
             at = node.function if isinstance(node, ast.CallExpr) else node
-            help = did_you_mean(name, list(COMPRESSIONS)) or f"there are {_listed(COMPRESSIONS)}"
             fixes = spelled_right(at.span, name, list(COMPRESSIONS))
+            help = advice(fixes) or f"there are {_listed(COMPRESSIONS)}"
             said = f"unknown compression `{name}`" if name else "this is no compression"
             self.report("MD0280", said, at, help, fixes)
             return None
@@ -599,14 +606,20 @@ class _OptionReader:
         if not isinstance(compress, Compression) or not compress.is_of_momentum:
             return
         places = {keyword.name.text: keyword for keyword in call.keywords}
+        fixes: tuple[Fix, ...]
         if not {"beta1", "beta2"} <= options.keys():
             message = f"`{compress}` is for Adam, and this is `{call.function.text}`"
-            help = "take `adam` or `adamw`, or `compress=onebit`, which compresses gradients"
-            self.report("MD0281", message, places["compress"], help)
+            value, name = places["compress"].value.span, call.function.span
+            fixes = (
+                Fix("write `compress=onebit`", (Edit(value, "onebit"),), safe=False),
+                Fix.write(name, "adam", safe=False),
+            )
+            self.report("MD0281", message, places["compress"], None, fixes)
         elif options["clip"] is not None:
             message = f"`clip` needs the norm of all gradients, and `{compress}` sends none"
-            help = "leave `clip` out; `compress=onebit` clips what the signs of gradients stand for"
-            self.report("MD0281", message, places["clip"], help)
+            fixes = (removal(places["clip"].span, "leave `clip` out"),)
+            help = advice(fixes, "`compress=onebit` clips what the signs of gradients stand for")
+            self.report("MD0281", message, places["clip"], help, fixes)
 
     def _eight_bits(self, node: ast.Expr) -> EightBits | None:
         """What a call such as `f8(rowwise=true)` means, or its name alone."""
@@ -633,7 +646,7 @@ class _OptionReader:
             self.report("MD0276", message, call, "`final` is at most the peak")
 
     def report(
-        self, code: str, message: str, node: Any, help: str, fixes: tuple[Fix, ...] = ()
+        self, code: str, message: str, node: Any, help: str | None, fixes: tuple[Fix, ...] = ()
     ) -> None:
         """Add an error at a node."""
         self.failed = True
@@ -710,6 +723,16 @@ def _form(call: ast.CallExpr, known: Mapping[str, Option]) -> str:
     is_compression = name in COMPRESSIONS
     shown = (o.shown for o in known.values() if is_compression or o.default is ...)
     return f"{name}({', '.join(shown)})"
+
+
+def _with_option(call: ast.CallExpr, name: str, option: Option) -> tuple[Fix, ...]:
+    """The fix that gives an option which has no default, by a usual value."""
+    given = (*call.args, *call.keywords)
+    if not given:
+        return ()
+    last = max((part.span for part in given), key=lambda span: span.end)
+    text = f"{name}={option.shown}"
+    return (inserted(last.end, f", {text}", last, f"add `{text}`"),)
 
 
 def _listed(names: Mapping[str, object]) -> str:

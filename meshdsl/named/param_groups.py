@@ -15,9 +15,10 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Fix,
     Related,
     Span,
-    did_you_mean,
+    advice,
     fail,
     spelled_right,
 )
@@ -34,6 +35,7 @@ from meshdsl.named.optimizers import (
 from meshdsl.named.selectors import GENERAL, selects
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import removal
 from meshdsl.syntax.printer import group_setting
 
 FROZEN, TRAINED = "frozen", "trained"
@@ -139,9 +141,10 @@ def _word(optimizer: Optimizer, name: ast.Name) -> bool:
     if name.text in WORDS:
         return WORDS[name.text]
     example = optimizer.own[name.text].shown if name.text in optimizer.own else ""
-    help = f"write `{name.text} = {example}`" if example else did_you_mean(name.text, [*WORDS])
-    help = help or f"it is `{FROZEN}`, `{TRAINED}`, or an option with its value"
     fixes = spelled_right(name.span, name.text, [*WORDS])
+    if example:
+        fixes = (Fix.write(name.span, f"{name.text} = {example}", safe=False),)
+    help = advice(fixes) or f"it is `{FROZEN}`, `{TRAINED}`, or an option with its value"
     fail("MD0272", f"`{name.text}` says nothing of parameters", name.span, help=help, fixes=fixes)
 
 
@@ -149,7 +152,8 @@ def _twice(first: GroupRule, rule: GroupRule) -> Diagnostic:
     where = (Related(first.node.span, "the other one"),)
     selector = ".".join(rule.selector)
     message = f"`{rule.name}` of `{selector}` is given twice"
-    return Diagnostic("MD0273", message, rule.node.span, related=where, help="keep one of them")
+    fixes = (removal(rule.node.span, "remove this setting"),)
+    return Diagnostic("MD0273", message, rule.node.span, related=where, fixes=fixes)
 
 
 # --- the parameters of each group ----------------------------------------------------------------
@@ -221,8 +225,9 @@ def _chosen(param: Value, rules: Iterable[GroupRule]) -> dict[str, tuple[int, Gr
 def _equally_narrow(param: Value, first: GroupRule, second: GroupRule) -> None:
     message = f"two settings for `{param.name}` are equally narrow: `{first}` and `{second}`"
     where = Related(first.node.span, "the other setting")
-    help = f"say it of the parameter: `{param.label}: …`"
-    fail("MD0278", message, second.node.span, where, help=help)
+    fixes = (removal(second.node.span, "remove this setting"),)
+    help = advice(fixes, f"or say it of the parameter: `{param.label}: …`")
+    fail("MD0278", message, second.node.span, where, help=help, fixes=fixes)
 
 
 def _firsts(rules: Iterable[GroupRule]) -> Iterable[GroupRule]:
@@ -245,9 +250,9 @@ def _selects_nothing(
     names = selectable(params, dotted=len(rule.selector) > 1)
     listed = ", ".join(f"`{name}`" for name in names[:MOST_LISTED])
     more = ", …" if len(names) > MOST_LISTED else ""
-    help = did_you_mean(selector, [*names, ALL])
-    help = help or (f"there are {listed}{more}" if names else "the loss depends on no parameter")
     fixes = spelled_right(rule.place, selector, [*names, ALL])
+    known = f"there are {listed}{more}" if names else "the loss depends on no parameter"
+    help = advice(fixes) or known
     return Diagnostic("MD0277", message, rule.place, help=help, fixes=fixes)
 
 

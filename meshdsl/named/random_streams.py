@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import Fix, Span, fail
 from meshdsl.ir.rewrite import Rebuild, reads_of
 from meshdsl.ir.types import I64, TensorType
 from meshdsl.named.builder import Operand, Scope, kind_of
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Value, walk
 from meshdsl.ops.opdef import OpDef
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import argument, removal
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
@@ -44,9 +45,13 @@ class Streams:
         option = attrs["seed"]
         if option is not None:
             places = [k.value.span for k in node.keywords if k.name.text == "seed"]
-            seeds.append((option, places[0] if places else node.span))
+            by_position = node.args[-1].span if node.args else node.span
+            seeds.append((option, places[0] if places else by_position))
         if len(seeds) > 1:
-            fail("MD0251", f"`{opdef.name}` is given two seeds", seeds[1][1], help="remove one")
+            second = seeds[1][1]
+            fixes = (removal(argument(second)),) if second != node.span else ()
+            message = f"`{opdef.name}` is given two seeds"
+            fail("MD0251", message, second, help=None if fixes else "remove one", fixes=fixes)
         seed = self._seed(opdef, *seeds[0], scope) if seeds else self.seed(node.span)
         path, _ = scope.enter(opdef.name)
         numbers = (self.builder.reach(seed), *self.builder.loop_indices(node.span, scope))
@@ -77,10 +82,13 @@ class Streams:
 
 def _refuse(opdef: OpDef, operand: Operand, span: Span) -> NoReturn:
     others = [name for name, _ in opdef.surface.options if name in ("rate", "std")]
-    named = f"; `{others[0]}=…` names the other number" if others else ""
-    help = f"write an integer, or leave it out: the run brings its own{named}"
+    fixes = []
+    if others and isinstance(operand, float):
+        text = f"{others[0]}={span.text}"
+        fixes.append(Fix.write(span, text, safe=False))
+    fixes.append(removal(argument(span), "leave it out: the run brings its own"))
     message = f"the seed of `{opdef.name}` is one integer, and this is {kind_of(operand)}"
-    fail("MD0231", message, span, help=help)
+    fail("MD0231", message, span, fixes=tuple(fixes))
 
 
 # --- programs without dropout --------------------------------------------------------------------

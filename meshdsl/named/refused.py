@@ -282,14 +282,13 @@ class Refusals:
 
     def _tell(self, told: _Pending, line: str, edits: list[Edit]) -> None:
         declared = ", ".join(f"{d.name} = {d.size}" for d in told.new)
-        help = f"write `{line}`"
+        said = f"write `{line}`"
         if declared:
-            help += f", and `dim {declared}` above the program"
+            said += f", and `dim {declared}` above the program"
             edits = [*edits, Edit(_top(told.span.source), f"dim {declared}\n")]
-        fix = Fix(f"write `{told.text}`", tuple(sorted(edits, key=lambda e: e.span.start)))
-        self.program.diagnostics.add(
-            Diagnostic(told.code, told.message, told.place, help=help, fixes=(fix,))
-        )
+        inorder = tuple(sorted(edits, key=lambda e: e.span.start))
+        fix = Fix(f"write `{told.text}`", inorder, said=said)
+        self.program.diagnostics.add(Diagnostic(told.code, told.message, told.place, fixes=(fix,)))
 
 
 def message_for(kind: str, word: str) -> str:

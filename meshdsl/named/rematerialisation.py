@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 
-from meshdsl.diagnostics import Diagnostic
+from meshdsl.diagnostics import Diagnostic, advice
 from meshdsl.ir.program import Carry, Collected, every
 from meshdsl.ir.rewrite import Visitor
 from meshdsl.named.builder import Frame
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.tape import Tape
+from meshdsl.syntax import ast
+from meshdsl.syntax.enclosing import enclosing, unwrapped
 
 Read = Callable[[Value], Value]
 """Maps a value of the forward pass to its replacement in the backward pass."""
@@ -43,7 +45,11 @@ def without_effect(program: NamedProgram) -> Iterator[Diagnostic]:
             why = f"{which} {'are' if len(labels) > 1 else 'is'} kept for statements further on"
             help = "put these statements into the block, or remove the block"
         message = f"this `recompute` block changes nothing: {why}"
-        yield Diagnostic("MD0144", message, block[0].span, "note", help=help)
+        written = enclosing(block[0].span, ast.Recompute)
+        fixes = () if written is None else (unwrapped(written),)
+        other = "or put these statements into the block" if "put" in help else None
+        help = advice(fixes, other) or help
+        yield Diagnostic("MD0144", message, block[0].span, "note", help=help, fixes=fixes)
 
 
 def _spared(nodes: list[Node], read: Set[Value]) -> set[Value]:

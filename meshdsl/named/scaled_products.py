@@ -13,11 +13,12 @@ numbers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import Edit, Fix, Span, advice, fail
 from meshdsl.ir.rewrite import Visitor, rewritten
 from meshdsl.ir.types import E4M3, E5M2, F32, TensorType
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, fields_inside
@@ -38,13 +39,26 @@ def scaled_products(
     if not finder.products:
         assert program.goal is not None
         message = "no product of the loss is computed in 8 bits"
-        help = (
-            "such a product has a weight declared without a dtype, and sums over all dims that "
-            'both operands have; otherwise write `compute="bf16"`'
+        why = (
+            "a product in 8 bits has a weight declared without a dtype, and sums over all dims "
+            "that both operands have"
         )
-        fail("MD0298", message, program.goal.span, help=help)
+        fixes, span = _in_bf16(program.goal.span), program.goal.span
+        fail("MD0298", message, span, help=advice(fixes, why), fixes=fixes)
     body = rewritten(program.body, partial(_scaled, how, finder.products))
     return replace(program, body=body)
+
+
+_COMPUTE = re.compile(r"""\bcompute\s*=\s*("f8"|f8\s*(\([^()]*\))?)""")
+
+
+def _in_bf16(goal: Span) -> tuple[Fix, ...]:
+    """The fix that computes in bf16, where `minimize` says f8."""
+    place = _COMPUTE.search(goal.text)
+    if place is None:
+        return ()
+    span = Span(goal.source, goal.start + place.start(1), goal.start + place.end(1))
+    return (Fix('write `compute="bf16"`', (Edit(span, '"bf16"'),), safe=False),)
 
 
 def summed_dims(op: NamedOp) -> frozenset[str]:

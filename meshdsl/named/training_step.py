@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, NoReturn
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Related, Span, advice, fail
 from meshdsl.ir.program import loops
 from meshdsl.ir.rewrite import Rebuild
 from meshdsl.ir.types import DType, TensorType
@@ -33,6 +33,7 @@ from meshdsl.named.ir import (
 from meshdsl.named.optimizer_updates import emit_updates
 from meshdsl.named.scaled_products import scaled_products
 from meshdsl.records import dataclass
+from meshdsl.syntax.edits import without_line
 
 
 def training_step(program: NamedProgram, measured: bool = False) -> NamedProgram:
@@ -114,8 +115,10 @@ def check_minimised(program: NamedProgram, diagnostics: Diagnostics) -> None:
 def _of_two_losses(param: Value, first: Goal, second: Goal) -> Diagnostic:
     message = f"`{param.name}` is minimised by two losses"
     where = Related(first.span, "by this one"), Related(param.span, "declared here")
-    help = f"add the losses up, or freeze it for one of them: `{{ {param.name}: frozen }}`"
-    return Diagnostic("MD0295", message, second.span, related=where, help=help)
+    fixes = (Fix("remove the second one", (Edit(without_line(second.span), ""),), safe=False),)
+    freeze = f"or freeze it for one of them: `{{ {param.name}: frozen }}`"
+    help = advice(fixes, "or add the losses up", freeze)
+    return Diagnostic("MD0295", message, second.span, related=where, help=help, fixes=fixes)
 
 
 def _with_norm(program: NamedProgram, norm: Value) -> NamedProgram:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from meshdsl.diagnostics import DiagnosticError, Poisoned, Related, Span, all_of, both, fail
 from meshdsl.ir.types import Dim
 from meshdsl.named.builder import Scope
+from meshdsl.named.call_fixes import WrittenCall
 from meshdsl.named.ir import Value
 from meshdsl.named.size_formulas import size_of
 from meshdsl.ops.opdef import Attrs
@@ -17,6 +18,10 @@ from meshdsl.syntax.symbols import parts
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
+
+
+PLACELESS = WrittenCall(None, operands=())
+"""A view of what earlier items yield, which is no expression of its own."""
 
 
 class Views:
@@ -118,12 +123,15 @@ class Views:
             partial(self.program.expressions.evaluate, item.index, scope),
         )
         if isinstance(index, Value):
-            return self._emit("gather", (value, index), {"dim": dim}, item.span, scope)
+            edited = WrittenCall(None, operands=(None, item.index.span))
+            return self._emit("gather", (value, index), {"dim": dim}, item.span, scope, edited)
         if not isinstance(index, int):
             help = f"write `[{dim.name} = 0]`, or index by a tensor of integers"
             message = "an index is an integer or an integer tensor"
             fail("MD0253", message, item.index.span, help=help)
-        return self._emit("pick", (value,), {"dim": dim, "index": index}, item.span, scope)
+        attrs = {"dim": dim, "index": index}
+        edited = WrittenCall(None, {"index": item.index.span}, ())
+        return self._emit("pick", (value,), attrs, item.span, scope, edited)
 
     def _slice(self, value: Value, item: ast.SliceItem, scope: Scope) -> Value:
         dim = self._own(value, item.dim, scope)
@@ -163,10 +171,16 @@ class Views:
         return dim
 
     def _emit(
-        self, name: str, ins: tuple[Value, ...], attrs: Attrs, span: Span, scope: Scope
+        self,
+        name: str,
+        ins: tuple[Value, ...],
+        attrs: Attrs,
+        span: Span,
+        scope: Scope,
+        edited: WrittenCall = PLACELESS,
     ) -> Value:
         spans = tuple(v.span for v in ins)
-        return self.program.builder.emit(name, ins, attrs, span, scope, spans)[0]
+        return self.program.builder.emit(name, ins, attrs, span, scope, spans, written=edited)[0]
 
 
 def _is_rename(item: ast.Item) -> bool:

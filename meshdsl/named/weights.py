@@ -16,7 +16,11 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Edit,
+    Fix,
     Related,
+    Span,
+    advice,
     counted,
     did_you_mean,
     fail,
@@ -27,6 +31,7 @@ from meshdsl.named.declarations import MAX_DIM, Declarations, unknown
 from meshdsl.named.ir import NamedProgram
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import inserted
 from meshdsl.syntax.printer import file_dim
 from meshdsl.syntax.symbols import INIT
 
@@ -205,8 +210,19 @@ def _unmapped(node: ast.WeightsDecl, types: Mapping[str, TensorType]) -> Diagnos
     listed = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if names[5:] else "")
     message = f"`weights {node.name.text}` has no entry for {listed}"
     entry = f'`{first}: "KEY"[{", ".join(types[first].names)}]`'
-    help = f"write {entry}, its key and dims in the file, or `{first}: init` if models lack it"
-    return Diagnostic("MD0149", message, node.name.span, "warning", help=help)
+    text = ", ".join(f"{name}: init" for name in types)
+    fixes = (_added_entry(node, text),)
+    help = advice(fixes, f"that is for what models lack; others have their key: {entry}")
+    return Diagnostic("MD0149", message, node.name.span, "warning", help=help, fixes=fixes)
+
+
+def _added_entry(node: ast.WeightsDecl, text: str) -> Fix:
+    """The fix that adds entries to a block, behind those that it has."""
+    within, title = node.span, f"add `{text}`"
+    if node.entries:
+        return inserted(node.entries[-1].span.end, f", {text}", within, title)
+    opened = within.start + within.text.index("{") + 1
+    return inserted(opened, f" {text} ", within, title)
 
 
 def _check_names(
@@ -228,10 +244,14 @@ def _check_names(
 def _no_param(path: tuple[ast.Name, ...], known: list[str]) -> Diagnostic:
     name, span = _dotted(path), path[0].span.to(path[-1].span)
     within = [k for k in known if k.rpartition(".")[2] == path[-1].text]
-    help = f"did you mean `{within[0]}`?" if len(within) == 1 else did_you_mean(name, known)
+    fixes: tuple[Fix, ...]
+    if len(within) == 1:
+        fixes = (Fix.write(span, within[0]),)
+    else:
+        few = tuple(Fix.write(span, path, safe=False) for path in known if len(known) <= 3)
+        fixes = spelled_right(span, name, known) or few
     listed = ", ".join(f"`{k}`" for k in known[:5]) + (", …" if known[5:] else "")
-    help = help or f"known: {listed or 'none'}"
-    fixes = spelled_right(span, name, within if len(within) == 1 else known)
+    help = advice(fixes) or f"known: {listed or 'none'}"
     return Diagnostic(
         "MD0145", f"no program has a parameter `{name}`", span, help=help, fixes=fixes
     )
@@ -392,8 +412,9 @@ class _EntryReader:
                 if owner != stored.name:
                     entry, _ = self.entries[stored.name]
                     message = f"`{stored.name}` and `{owner}` are both stored in `{key}`"
-                    help = f"write `{stored.name}: {owner}` where they have the same values"
-                    fail("MD0148", message, entry.span, help=help)
+                    tied = Fix.write(entry.span, f"{stored.name}: {owner}", safe=False)
+                    help = advice((tied,), "where they have the same values")
+                    fail("MD0148", message, entry.span, help=help, fixes=(tied,))
 
 
 def _wrong_parts(place: ast.FileTensor, params: int) -> None:
@@ -421,7 +442,10 @@ def _check_dims(name: str, type_: TensorType, place: ast.FileTensor, dims: list[
         help = "write each dim of the parameter once, in the order of the file"
         if missing and not surplus:
             help += f"; where each index has a tensor of its own, in the key: `{{{missing[0]}}}`"
-        fail("MD0146", message, place.span, help=help)
+        right = ", ".join(type_.names)
+        span = Span(place.span.source, place.key.span.end, place.span.end)
+        fixes = (Fix(f"write `[{right}]`", (Edit(span, f"[{right}]"),), safe=False),)
+        fail("MD0146", message, place.span, help=advice(fixes, help), fixes=fixes)
 
 
 def _key(

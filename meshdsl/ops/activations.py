@@ -230,6 +230,8 @@ def _gelu_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             "MD0213",
             f"`gelu` knows no approximation {attrs['approximate']!r}",
             'leave it out for the exact form, or write `approximate="tanh"`',
+            kit.SetOption("approximate", '"tanh"'),
+            kit.SetOption("approximate", '"none"'),
         )
     return outs
 

@@ -14,7 +14,9 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     for name in ("exclusive", "reverse"):
         if attrs[name] not in (0, 1):
             message = f"`{name}` of `cumsum` is 0 or 1, not {attrs[name]}"
-            raise kit.OpError("MD0213", message, f"write `{name}=1`, or leave it out")
+            raise kit.OpError(
+                "MD0213", message, f"write `{name}=1`, or leave it out", kit.SetOption(name, "1")
+            )
     return kit.same_type("cumsum", "number")(ins, attrs)
 
 

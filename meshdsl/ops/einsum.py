@@ -21,6 +21,7 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
                 "MD0207",
                 f"`einsum` should yield the dim `{dim}`, which no operand has",
                 f"the operands are {', '.join(map(str, ins))}",
+                kit.DropDim(dim.name),
             )
     return (kit.TensorType(attrs["dims"], dtype),)
 

@@ -102,3 +102,14 @@ from meshdsl.ops.torch_expressions import range_text as range_text
 from meshdsl.ops.torch_expressions import scalar as scalar
 from meshdsl.ops.torch_expressions import tuple_text as tuple_text
 from meshdsl.ops.torch_expressions import ungrouped as ungrouped
+from meshdsl.ops.ways import Brackets as Brackets
+from meshdsl.ops.ways import Cast as Cast
+from meshdsl.ops.ways import CastAll as CastAll
+from meshdsl.ops.ways import DropDim as DropDim
+from meshdsl.ops.ways import NonZero as NonZero
+from meshdsl.ops.ways import ResizeDim as ResizeDim
+from meshdsl.ops.ways import ResultDims as ResultDims
+from meshdsl.ops.ways import SetOption as SetOption
+from meshdsl.ops.ways import SwapDim as SwapDim
+from meshdsl.ops.ways import Way as Way
+from meshdsl.ops.ways import WindowSize as WindowSize

@@ -48,9 +48,9 @@ def _told_by_names(target: kit.Dim, ins: kit.Types) -> tuple[kit.Dim, ...]:
         return sources
     shown = kit.listed([str(t) for t in ins])
     message = f"`concat[{target}]` cannot tell which dim of {shown} to join"
-    raise kit.OpError(
-        "MD0216", message, f"name the dim of each: `concat[{_arrow(target, ins)}](…)`"
-    )
+    arrow = _arrow(target, ins)
+    help = f"name the dim of each: `concat[{arrow}](…)`"
+    raise kit.OpError("MD0216", message, help, kit.Brackets(arrow))
 
 
 def _arrow(target: kit.Dim, ins: Sequence[kit.TensorType]) -> str:
@@ -75,6 +75,7 @@ def _concat_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             "MD0209",
             f"`concat` makes {sizes} = {total} elements, and `{target}` is of size {target.size}",
             f"declare `dim {target} = {' + '.join(s.name for s in sources)}`",
+            kit.ResizeDim(target.name, total),
         )
     joined = [
         views.replaced("concat", type_, source, (target,))
@@ -189,7 +190,10 @@ def _pad_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     for count in (before, after):
         if not isinstance(count, int) or count < 0:
             raise kit.OpError(
-                "MD0213", f"`pad` cannot add {count} elements", "give counts from 0 on"
+                "MD0213",
+                f"`pad` cannot add {count} elements",
+                "give counts from 0 on",
+                kit.SetOption("before" if count is before else "after", "0"),
             )
     _check_fill(ins[0], attrs["value"])
     total = before + source.size + after
@@ -199,13 +203,15 @@ def _pad_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             f"`pad` makes {before} + {source.size} + {after} = {total} elements, "
             f"and `{target}` is of size {target.size}",
             f"declare `dim {target} = {source} + {before + after}`",
+            kit.ResizeDim(target.name, total),
         )
     return (views.replaced("pad", ins[0], source, (target,)),)
 
 
 def _check_fill(type_: kit.TensorType, value: float) -> None:
     if type_.dtype.kind != "float" and value != int(value):
-        raise kit.OpError("MD0213", f"{value} cannot fill {type_}", "give an integer")
+        way = kit.SetOption("value", str(round(value)))
+        raise kit.OpError("MD0213", f"{value} cannot fill {type_}", "give an integer", way)
 
 
 def _pad_factors(sig: kit.Signature) -> kit.Factors:
@@ -264,7 +270,8 @@ kit.operator(
 
 def _shift_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     if not isinstance(attrs["by"], int):
-        raise kit.OpError("MD0213", f"`shift` by {attrs['by']} elements", "give an integer")
+        message = f"`shift` by {attrs['by']} elements"
+        raise kit.OpError("MD0213", message, "give an integer", kit.SetOption("by", "1"))
     return kit.same_type("shift", "any")(ins, attrs)
 
 

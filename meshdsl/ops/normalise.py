@@ -159,7 +159,8 @@ def _norm_bind(name: str) -> kit.Bind:
         eps, others = attrs["eps"], {n: value for n, value in attrs.items() if n != "eps"}
         if not _is_number(eps, float) or not 0 <= eps < math.inf:
             message = f"`eps` of `{name}` cannot be {eps}"
-            raise kit.OpError("MD0213", message, "write a number of 0 or more, such as `eps=1e-5`")
+            help = "write a number of 0 or more, such as `eps=1e-5`"
+            raise kit.OpError("MD0213", message, help, kit.SetOption("eps", "1e-5"))
         return others if eps == USUAL_EPS[name] else {**others, "eps": float(eps)}
 
     return bind
@@ -299,7 +300,9 @@ def _cross_entropy_bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
         return {name: value for name, value in attrs.items() if name != "ignore_index"}
     if not _is_number(ignored):
         message = f"`ignore_index` of `cross_entropy` must be an integer, not {ignored}"
-        raise kit.OpError("MD0213", message, "write `ignore_index=-100`")
+        raise kit.OpError(
+            "MD0213", message, "write `ignore_index=-100`", kit.SetOption("ignore_index", "-100")
+        )
     return attrs
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, ParamSpec, Protocol
 from meshdsl.backends.runtime.values import span
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import Value
+from meshdsl.ops.ways import Way
 from meshdsl.records import dataclass
 
 Attrs = Mapping[str, Any]
@@ -25,11 +26,14 @@ ReduceOp = Literal["sum", "max", "min", "prod"]
 
 
 class OpError(Exception):
-    """A call that an operator refuses. `from_syntax` turns it into a diagnostic at the call."""
+    """A call that an operator refuses. `from_syntax` turns it into a diagnostic at the call.
 
-    def __init__(self, code: str, message: str, help: str | None = None) -> None:
+    The help is of the `ways` out that the text has a place for; `help` where there are none.
+    """
+
+    def __init__(self, code: str, message: str, help: str | None = None, *ways: Way) -> None:
         super().__init__(message)
-        self.code, self.message, self.help = code, message, help
+        self.code, self.message, self.help, self.ways = code, message, help, ways
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,11 +70,13 @@ def _maker(
         type_ = kit.TensorType(attrs["dims"], attrs["dtype"])
         if type_.dtype.kind != "float":
             help = f"leave the dtype out, and convert: `cast({name}[…](), {type_.dtype})`"
-            raise kit.OpError("MD0202", f"`{name}` makes floats, not {type_.dtype}", help)
+            message = f"`{name}` makes floats, not {type_.dtype}"
+            raise kit.OpError("MD0202", message, help, kit.SetOption("dtype", "f32"))
         std = attrs.get("std", 1.0)
         if not (isinstance(std, int | float) and 0 <= std < math.inf):
             message = f"the standard deviation of `{name}` cannot be {std}"
-            raise kit.OpError("MD0213", message, "give a number from 0 on: `std=0.02`")
+            help = "give a number from 0 on: `std=0.02`"
+            raise kit.OpError("MD0213", message, help, kit.SetOption("std", "0.02"))
         return (type_,)
 
     def numpy(call: kit.NumpyCall, *numbers: kit.Array) -> kit.Array:
@@ -136,7 +138,8 @@ def _dropout_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     rate = attrs["rate"]
     if not (isinstance(rate, int | float) and 0 <= rate <= 1):
         help = "write the share that becomes 0: `dropout(x, 0.1)`"
-        raise kit.OpError("MD0230", f"the rate of `dropout` is {rate}, and not from 0 to 1", help)
+        message = f"the rate of `dropout` is {rate}, and not from 0 to 1"
+        raise kit.OpError("MD0230", message, help, kit.SetOption("rate", "0.1"))
     return (ins[0],)
 
 

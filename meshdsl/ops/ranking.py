@@ -26,6 +26,7 @@ def _top_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             "MD0235",
             f"`top_k` of {target.size} (`{target}`) among {source.size} elements (`{source}`)",
             f"`{target}` has {source.size} elements at most",
+            kit.ResizeDim(target.name, source.size),
         )
     values = views.replaced("top_k", ins[0], source, (target,))
     return values, kit.TensorType(values.dims, kit.I32)

@@ -20,6 +20,7 @@ from meshdsl.ops.opdef import (
     TorchCall,
     Types,
 )
+from meshdsl.ops.ways import Cast, DropDim, NonZero, SwapDim, Way
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -38,6 +39,8 @@ _WAY_OUT = {
     "bool": "compare it: `x != 0`",
 }
 
+_CASTS = {"float": "f32", "number": "f32", "int": "i32"}
+
 # --- checks ----------------------------------------------------------------------------------
 
 
@@ -46,7 +49,10 @@ def need_kind(said: str, accept: str, *types: TensorType) -> None:
     for type_ in types:
         if type_.dtype.kind not in KINDS[accept]:
             raise OpError(
-                "MD0202", f"`{said}` works on {_WANTED[accept]}, not on {type_}", _WAY_OUT[accept]
+                "MD0202",
+                f"`{said}` works on {_WANTED[accept]}, not on {type_}",
+                _WAY_OUT[accept],
+                NonZero(type_) if accept == "bool" else Cast(type_, _CASTS[accept]),
             )
 
 
@@ -58,21 +64,32 @@ def need_one_dtype(said: str, *types: TensorType) -> DType:
                 "MD0201",
                 f"`{said}` needs operands of one dtype, not {types[0]} and {type_}",
                 f"convert one of them: `cast(x, {types[0].dtype})` or `cast(x, {type_.dtype})`",
+                *_one_dtype(types[0], type_),
             )
     return types[0].dtype
+
+
+def _one_dtype(first: TensorType, second: TensorType) -> list[Way]:
+    """Either of two operands cast to the dtype of the other, to a float first, to no bool."""
+    pairs = [(first, second.dtype), (second, first.dtype)]
+    pairs.sort(key=lambda pair: pair[1].kind != "float")
+    return [Cast(type_, dtype.name) for type_, dtype in pairs if dtype.kind != "bool"]
 
 
 def need_dims(said: str, type_: TensorType, dims: Sequence[Dim]) -> None:
     """MD0204 unless the operand has every one of `dims`; MD0205 when one is listed twice."""
     for i, dim in enumerate(dims):
         if dim in dims[:i]:
-            raise OpError("MD0205", f"`{said}` lists the dim `{dim}` twice", "name it once")
+            message = f"`{said}` lists the dim `{dim}` twice"
+            raise OpError("MD0205", message, "name it once", DropDim(dim.name))
     for dim in dims:
         if not type_.has(dim.name):
             raise OpError(
                 "MD0204",
                 f"`{said}` names the dim `{dim}`, which {type_} does not have",
                 f"its dims are {listed(type_.names)}" if type_.dims else "it is a scalar",
+                *([DropDim(dim.name)] if len(dims) > 1 else []),
+                *(SwapDim(dim.name, n) for n in type_.names if n not in [d.name for d in dims]),
             )
 
 
@@ -90,6 +107,7 @@ def need_distinct(said: str, dims: Sequence[Dim]) -> None:
                 "MD0205",
                 f"`{said}` has the dim `{dim}` twice",
                 f"rename one of them first: `x[{dim} -> other]`",
+                DropDim(dim.name),
             )
 
 

@@ -102,6 +102,7 @@ def check_options(said: str, attrs: kit.Attrs) -> None:
                 "MD0220",
                 f"`{said}` cannot have the {option} {value}",
                 "give a whole number of 1 or more",
+                kit.SetOption(option, "1"),
             )
     pad = attrs["pad"]
     if pad not in ("same", "valid") and not _is_whole(pad, 0):
@@ -111,6 +112,7 @@ def check_options(said: str, attrs: kit.Attrs) -> None:
             if isinstance(pad, str)
             else f"`{said}` pads by {pad}",
             'write `pad="same"`, `pad="valid"` or the elements on either side, from 0 on',
+            kit.SetOption("pad", '"same"'),
         )
 
 
@@ -132,7 +134,8 @@ def check_size(said: str, source: kit.Dim, size: object) -> None:
     """MD0222 for a window that is no whole number of elements from 1 on."""
     if not _is_whole(size, 1):
         message = f"the window of `{said}` along `{source}` cannot be of size {size}"
-        raise kit.OpError("MD0222", message, "give a whole number of 1 or more")
+        help = "give a whole number of 1 or more"
+        raise kit.OpError("MD0222", message, help, kit.WindowSize(source.name, 1))
 
 
 def check_sizes(
@@ -148,14 +151,16 @@ def check_sizes(
                 "MD0222",
                 f"a window of `{said}` spans {slide.reach + 1} elements, and `{fine}` has {of}",
                 'make it smaller, or pad: `pad="same"`',
+                kit.WindowSize(fine.name, (size + 2 * slide.before - 1) // slide.dilation + 1),
             )
         if number != slide.coarse.size:
-            raise kit.OpError("MD0209", *_wrong_size(said, slide, number, attrs, back))
+            message, help, way = _wrong_size(said, slide, number, attrs, back)
+            raise kit.OpError("MD0209", message, help, way)
 
 
 def _wrong_size(
     said: str, slide: Slide, number: int, attrs: kit.Attrs, back: bool
-) -> tuple[str, str]:
+) -> tuple[str, str, kit.Way]:
     fine, coarse = slide.fine, slide.coarse
     if back:
         message = (
@@ -164,7 +169,8 @@ def _wrong_size(
         )
         least = (coarse.size - 1) * slide.stride + slide.reach + 1 - 2 * slide.before
         least = coarse.size * slide.stride if attrs["pad"] == "same" else least
-        return message, f"declare `dim {fine} = {least}`"
+        help = f"declare `dim {fine} = {least}`"
+        return message, help, kit.ResizeDim(fine.name, least)
     message = (
         f"`{said}` makes {number} positions along `{fine}`, and `{coarse}` is of size {coarse.size}"
     )
@@ -173,8 +179,9 @@ def _wrong_size(
             message,
             f"name the new dim, `[{fine} by … -> new]` with `dim new = {number}`, or "
             'keep the size by `pad="same"`',
+            kit.SetOption("pad", '"same"'),
         )
-    return message, f"declare `dim {coarse} = {number}`"
+    return message, f"declare `dim {coarse} = {number}`", kit.ResizeDim(coarse.name, number)
 
 
 def replaced_dims(type_: kit.TensorType, attrs: kit.Attrs) -> tuple[kit.Dim, ...]:

@@ -12,7 +12,8 @@ def _roll_bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     """`by`, where it is an integer, from 0 on and less than the size: all others do the same."""
     by = attrs["by"]
     if not isinstance(by, int):
-        raise kit.OpError("MD0213", f"`roll` by {by} elements", "give an integer")
+        message = f"`roll` by {by} elements"
+        raise kit.OpError("MD0213", message, "give an integer", kit.SetOption("by", "1"))
     return {**attrs, "by": by % attrs["dim"].size}
 
 

@@ -72,6 +72,7 @@ def need_size(what: str, size: int, wanted: kit.Dim) -> None:
             "MD0209",
             f"{what} has {size} elements, and the dim `{wanted}` is of size {wanted.size}",
             f"declare `dim {wanted} = {size}`, or use a dim of that size",
+            kit.ResizeDim(wanted.name, size),
         )
 
 
@@ -148,6 +149,12 @@ def _split_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             f"`{dim}` of size {dim.size} cannot become {kit.listed([d.name for d in into])}: "
             f"{sizes} is {product}",
             "use dims whose sizes multiply to it",
+            kit.ResizeDim(dim.name, product),
+            *(
+                kit.ResizeDim(part.name, part.size * dim.size // product)
+                for part in into
+                if part.size * dim.size % product == 0
+            ),
         )
     return (replaced("split", ins[0], dim, into),)
 

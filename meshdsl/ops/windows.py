@@ -26,10 +26,12 @@ def _check(said: str, attrs: kit.Attrs) -> None:
     sliding.check_size(said, attrs["source"][0], size)
     if size != target.size:
         message = f"the window of `{said}` is of size {size}, and `{target}` of size {target.size}"
-        raise kit.OpError("MD0209", message, f"declare `dim {target} = {size}`")
+        help = f"declare `dim {target} = {size}`"
+        raise kit.OpError("MD0209", message, help, kit.ResizeDim(target.name, size))
     if not isinstance(before, int) or not 0 <= before < size:
         message = f"a window of {size} elements cannot have {before} of them before its index"
-        raise kit.OpError("MD0213", message, f"give a whole number from 0 to {size - 1}")
+        help = f"give a whole number from 0 to {size - 1}"
+        raise kit.OpError("MD0213", message, help, kit.SetOption("before", str(size - 1)))
 
 
 def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:

@@ -65,9 +65,8 @@ def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnosti
         which = "an activation" if of_all else f"`{setting.selector}`"
         message = f"`{setting}` changes nothing: nothing gathered of {which} is kept for"
         message += " the backward pass"
-        fixes = (removal(setting.span),)
-        help = "remove the setting"
-        yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
+        fixes = (removal(setting.span, "remove the setting"),)
+        yield Diagnostic("MD0306", message, setting.span, "note", fixes=fixes)
 
 
 def may_gather_again(layout: Layout) -> bool:

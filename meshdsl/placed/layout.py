@@ -25,6 +25,7 @@ from meshdsl.diagnostics import (
     Related,
     Source,
     Span,
+    advice,
     fail,
 )
 from meshdsl.ir.types import Dim
@@ -54,7 +55,7 @@ from meshdsl.placed.sub_axes import sub_axis
 from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import removal
+from meshdsl.syntax.edits import removal, resized
 from meshdsl.syntax.parse import parse_layout
 from meshdsl.syntax.symbols import ACTIVATIONS, ROLES
 
@@ -164,12 +165,12 @@ class Layout:
     ) -> Iterable[Diagnostic]:
         """A note where devices hold nothing of a dim (MD0301), an error on huge meshes (MD0310)."""
         axes = self.mesh.known(axes)
-        for diagnostic in uneven(dim, size, axes, self.mesh, span):
+        place = self.declared.get(("dim", dim))
+        named = None if place is None else place.span
+        for diagnostic in uneven(dim, size, axes, self.mesh, span, named):
             keys = [("dim", dim), *(("axis", axis) for axis in axes)]
             related = tuple(self.declared[key] for key in keys if key in self.declared)
-            near = nearest(size, self.mesh.size(*axes))
-            fixes = _resized(self.declared.get(("dim", dim)), near)
-            yield replace(diagnostic, related=related, fixes=fixes)
+            yield replace(diagnostic, related=related)
 
     def setting(self, selector: str, name: str) -> Setting | None:
         """The setting of a name for what a selector names, if there is one."""
@@ -304,13 +305,15 @@ class Layout:
     def _equally_narrow(self, value: Value, first: Rule, second: Rule) -> None:
         if first.axes == second.axes:
             return
+        fixes = (removal(second.span, "remove this rule"),) if second.is_in_layout else ()
         fail(
             "MD0303",
             f"two rules for `{first.dim}` of `{value.label}` are equally narrow: "
             f"`{first}` and `{second}`",
             second.span,
             Related(first.span, "the other rule"),
-            help=f"keep one of them, or fix the tensor: `{value.label}[{first.dim}@AXIS, …]`",
+            help=advice(fixes, f"or fix the tensor: `{value.label}[{first.dim}@AXIS, …]`"),
+            fixes=fixes,
         )
 
     def _displace(
@@ -348,7 +351,9 @@ class Layout:
             value.span,
             Related(first.span, f"`{first}`"),
             Related(second.span, f"`{second}`"),
-            help=inner or f"split one of them over another axis, or {way_free(of, second)}",
+            help=advice(fixes, inner or "or split one of them over another axis")
+            if fixes
+            else inner or f"split one of them over another axis, or {way_free(of, second)}",
             fixes=fixes,
         )
 
@@ -358,21 +363,32 @@ MOST_UNEVEN = 1 << 16
 
 
 def uneven(
-    dim: str, size: int, axes: tuple[str, ...], mesh: Mesh, span: Span
+    dim: str,
+    size: int,
+    axes: tuple[str, ...],
+    mesh: Mesh,
+    span: Span,
+    declared: Span | None = None,
 ) -> Iterable[Diagnostic]:
-    """MD0301 where a device along `axes` has nothing of a dim; MD0310 on a huge mesh."""
+    """MD0301 where a device along `axes` has nothing of a dim; MD0310 on a huge mesh.
+
+    `declared` is the place of the dim's name in its declaration.
+    """
     ways = tuple(mesh.size(axis) for axis in axes)
     count = math.prod(ways)
     if size % count == 0:
         return
     over = f"mesh axis `{axes[0]}`" if len(axes) == 1 else f"mesh axes {', '.join(axes)}"
-    sizes = " or ".join(f"`--set {dim}={n}`" for n in nearest(size, count))
+    near = nearest(size, count)
+    sizes = " or ".join(f"`--set {dim}={n}`" for n in near)
+    fixes = () if declared is None else resized(declared, near)
+    sizes = f"or {sizes} for one run" if fixes else f"the nearest sizes that divide: {sizes}"
     if mesh.devices > MOST_UNEVEN:
         message = (
             f"dim `{dim}` of size {size} does not divide over {over} of size {count}, and on more "
             f"than {MOST_UNEVEN:,} devices it has to"
         )
-        yield Diagnostic("MD0310", message, span, help=f"the nearest sizes that divide: {sizes}")
+        yield Diagnostic("MD0310", message, span, help=advice(fixes, sizes), fixes=fixes)
         return
     # Of nested blocks the last need not be the smallest: 7 over 2 and 3 are 2, 2, 0, 1, 1, 1.
     every = itertools.product(*map(range, ways))
@@ -380,30 +396,14 @@ def uneven(
         message = (
             f"of dim `{dim}` of size {size} over {over} of size {count} some devices hold nothing"
         )
-        help = f"it works, but they wait; the nearest sizes that divide: {sizes}"
-        yield Diagnostic("MD0301", message, span, "note", help=help)
+        help = advice(fixes, sizes, "it works as it is, but they wait")
+        yield Diagnostic("MD0301", message, span, "note", help=help, fixes=fixes)
 
 
 def nearest(size: int, ways: int) -> tuple[int, ...]:
     """The sizes next to one that divide into so many parts."""
     near = (size // ways * ways, -(-size // ways) * ways)
     return tuple(n for n in dict.fromkeys(near) if n > 0)
-
-
-_LITERAL = re.compile(r"\s*=[ \t]*([0-9][0-9_]*)[ \t]*(?=[,#\n]|$)")
-
-
-def _resized(declared: Related | None, sizes: tuple[int, ...]) -> tuple[Fix, ...]:
-    """The fixes that give a dim another size, where it is declared with a number."""
-    if declared is None:
-        return ()
-    source, name = declared.span.source, declared.span.text
-    literal = _LITERAL.match(source.text, declared.span.end)
-    if literal is None:
-        return ()
-    span = Span(source, *literal.span(1))
-    edits = ((size, Edit(span, str(size))) for size in sizes)
-    return tuple(Fix(f"write `{name} = {n}`", (edit,), safe=False) for n, edit in edits)
 
 
 # --- from syntax -----------------------------------------------------------------------------
@@ -735,8 +735,10 @@ def _circle(layouts: list[ast.LayoutDecl]) -> Diagnostic:
     assert first.base is not None
     bases = (n.base.span for n in layouts if n is not first and n.base is not None)
     others = tuple(Related(span, "and so back to it") for span in bases)
-    message, help = f"layout `{first.name.text}` extends itself", "let one of them stand alone"
-    return Diagnostic("MD0107", message, first.base.span, related=others, help=help)
+    message = f"layout `{first.name.text}` extends itself"
+    alone = Span(first.span.source, first.name.span.end, first.base.span.end)
+    fixes = (Fix(f"remove `extends {first.base.text}`", (Edit(alone, ""),), safe=False),)
+    return Diagnostic("MD0107", message, first.base.span, related=others, fixes=fixes)
 
 
 def _own_rules(
@@ -754,8 +756,6 @@ def _own_rules(
         if old is not rule:
             message = f"two rules for `{rule.dim}` are equally narrow: `{old}` and `{rule}`"
             where = (Related(old.span, "the other rule"),)
-            help = "keep one of them"
-            remove = removal(rule.span, "remove this rule")
-            found_twice = Diagnostic("MD0303", message, rule.span, related=where, help=help)
-            diagnostics.add(replace(found_twice, fixes=(remove,)))
+            fixes = (removal(rule.span, "remove this rule"),)
+            diagnostics.add(Diagnostic("MD0303", message, rule.span, related=where, fixes=fixes))
     return by_target

@@ -22,6 +22,7 @@ from meshdsl.diagnostics import (
     Related,
     Severity,
     Span,
+    advice,
     counted,
     did_you_mean,
     spelled_right,
@@ -252,9 +253,10 @@ def _lint_stages(
         name = ".".join(rule.selector)
         selectable = {v.label for v in values if v.name and v.role == "activation"}
         selectable |= {f for v in values for f in v.functions}
-        help = did_you_mean(rule.selector[-1], sorted(selectable))
-        help = help or "name a result of an operator, or a function"
-        fixes = _spelled(rule.span, rule.selector[-1], sorted(selectable)) or (removal(rule.span),)
+        fixes = _spelled(rule.span, rule.selector[-1], sorted(selectable))
+        why = None if fixes else "or name a result of an operator, or a function"
+        fixes = fixes or (removal(rule.span, "remove the rule"),)
+        help = advice(fixes, why)
         message = f"`{name}` names nothing that the program computes; `{rule}` does nothing"
         wrong = some or _is_to_cut(rule, program, layout)
         severity: Severity = "error" if wrong else "warning"
@@ -447,12 +449,13 @@ _NAMING = ast.Target | ast.TensorParam | ast.FunctionDecl
 
 def _no_axis(rule: Rule | StageRule, axis: str, layout: Layout) -> Diagnostic:
     axes, declared = list(layout.mesh.whole.names), whole_axis(axis)
-    help = did_you_mean(declared, axes) or f"the mesh has {', '.join(axes) or 'no axes'}"
+    fixes = _spelled(rule.span, declared, axes)
+    help: str | None = advice(fixes) or f"the mesh has {', '.join(axes) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"
     if declared in axes:
         message = f"no rule of the layout names a part `{axis}` of `{declared}`; it does nothing"
-        help = f"name the part in a rule, `DIM -> {axis}`; or write `{declared}`"
-    fixes = _spelled(rule.span, declared, axes)
+        fixes = _written_axis(rule.span, axis, declared)
+        help = advice(fixes, f"or name the part in a rule, `DIM -> {axis}`")
     return Diagnostic("MD0304", message, rule.span, _severity(rule.span), help=help, fixes=fixes)
 
 
@@ -460,15 +463,24 @@ def _no_dim(rule: Rule, dims: set[str], layout: Layout) -> Diagnostic:
     # Rules given by hand may be meant for several programs of a file, with different dims.
     is_declared = ("dim", rule.dim) in layout.declared
     severity: Severity = "warning" if is_declared else _severity(rule.span)
-    help = did_you_mean(rule.dim, sorted(dims)) or "remove the rule"
     message = f"no tensor of the program has the dim `{rule.dim}`; the rule matches nothing"
-    fixes = _spelled(rule.span, rule.dim, sorted(dims)) or (removal(rule.span),)
-    return Diagnostic("MD0305", message, rule.span, severity, help=help, fixes=fixes)
+    remove = removal(rule.span, "remove the rule")
+    fixes = _spelled(rule.span, rule.dim, sorted(dims)) or (remove,)
+    return Diagnostic("MD0305", message, rule.span, severity, fixes=fixes)
 
 
 def _severity(span: Span) -> Severity:
     """An error for what is given by hand, for this one run: it was meant to do something."""
     return "error" if span.file.startswith("--") else "warning"
+
+
+def _written_axis(span: Span, axis: str, whole: str) -> tuple[Fix, ...]:
+    """The fix that writes an axis in the place of a part of it, which stands once in a rule."""
+    at = span.text.find(axis)
+    if at < 0:
+        return ()
+    place = Span(span.source, span.start + at, span.start + at + len(axis))
+    return (Fix.write(place, whole, safe=False),)
 
 
 def _spelled(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:
@@ -535,19 +547,18 @@ def _selectable(values: tuple[Value, ...]) -> tuple[set[str], set[str]]:
 
 def _sets_nothing(setting: Setting, known: list[str]) -> Diagnostic:
     """MD0306: a setting of something that there is not."""
-    help = did_you_mean(setting.selector, known) or "remove the setting"
-    fixes = _spelled(setting.span, setting.selector, known) or (removal(setting.span),)
+    remove = removal(setting.span, "remove the setting")
+    fixes = _spelled(setting.span, setting.selector, known) or (remove,)
     message = f"`{setting.selector}` selects no tensor; the setting does nothing"
-    return Diagnostic("MD0306", message, setting.span, "warning", help=help, fixes=fixes)
+    return Diagnostic("MD0306", message, setting.span, "warning", fixes=fixes)
 
 
 def _no_tensor(selector: str, rule: Rule, known: list[str]) -> Diagnostic:
     is_clear = selector in known or selector in ROLES
-    meant = None if is_clear else did_you_mean(selector, known)
-    help = meant or "remove the rule"
+    meant = () if is_clear else _spelled(rule.span, selector, known)
     message = f"`{selector}` selects no tensor with the dim `{rule.dim}`"
-    fixes = (_spelled(rule.span, selector, known) if meant else ()) or (removal(rule.span),)
-    return Diagnostic("MD0306", message, rule.span, "warning", help=help, fixes=fixes)
+    fixes = meant or (removal(rule.span, "remove the rule"),)
+    return Diagnostic("MD0306", message, rule.span, "warning", fixes=fixes)
 
 
 # --- blocks --------------------------------------------------------------------------------------
@@ -587,7 +598,7 @@ def _names_nothing(
     entry: ast.SbpEntry, path: tuple[ast.Name, ...], labels: list[str]
 ) -> Diagnostic:
     name = ".".join(n.text for n in path)
-    help = did_you_mean(path[-1].text, labels) or "remove the entry"
+    remove = removal(entry.span, "remove the entry")
     message = f"`{name}` names no tensor of the program"
-    fixes = spelled_right(path[-1].span, path[-1].text, labels) or (removal(entry.span),)
-    return Diagnostic("MD0306", message, entry.span, "warning", help=help, fixes=fixes)
+    fixes = spelled_right(path[-1].span, path[-1].text, labels) or (remove,)
+    return Diagnostic("MD0306", message, entry.span, "warning", fixes=fixes)

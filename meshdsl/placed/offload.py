@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NoReturn
 
-from meshdsl.diagnostics import Diagnostic, Related, fail
+from meshdsl.diagnostics import Diagnostic, Related, advice, fail
 from meshdsl.ir.program import Collected, every, loops, uses
 from meshdsl.named.ir import NamedOp, NamedProgram, Param, Value
 from meshdsl.named.selectors import TENSOR, selected, selects
@@ -118,8 +118,8 @@ def without_effect(program: PlacedProgram, layout: Layout) -> Iterator[Diagnosti
             continue
         which = "an activation" if of_all else f"`{setting.selector}`"
         message = f"`{setting}` changes nothing: no loop keeps {which} for a backward pass"
-        fixes, help = (removal(setting.span),), "remove the setting"
-        yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
+        fixes = (removal(setting.span, "remove the setting"),)
+        yield Diagnostic("MD0306", message, setting.span, "note", fixes=fixes)
 
 
 def _kept(program: PlacedProgram) -> Iterator[Collected[PlacedTensor]]:
@@ -195,7 +195,11 @@ def _updates_of(program: NamedProgram, value: Value) -> Iterator[NamedOp]:
 
 
 def _refuse(setting: Setting, why: str, help: str, *related: Related) -> NoReturn:
-    fail("MD0317", f"`{setting}`: {why}", setting.span, *related, help=help)
+    leave = "leave the setting out"
+    fixes = (removal(setting.span, leave),)
+    other = help.removeprefix(leave).removeprefix(", ")
+    told = advice(fixes, other if help.startswith(leave) else f"or {other}")
+    fail("MD0317", f"`{setting}`: {why}", setting.span, *related, help=told, fixes=fixes)
 
 
 def _refuse_states(program: NamedProgram, setting: Setting, why: str) -> None:

@@ -14,18 +14,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from meshdsl.diagnostics import DiagnosticError, Related, Span, counted, fail
+from meshdsl.diagnostics import DiagnosticError, Fix, Related, Span, advice, counted, fail
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import OpKind, block_loops, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value
 from meshdsl.named.one_batch import Samples
 from meshdsl.placed.layout import STORAGE, Layout, Rule, nearest
+from meshdsl.placed.layout_edits import ended
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.settings import StageRule
 from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verification import Verified
+from meshdsl.syntax.edits import inserted, removal
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,8 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
                 cut = cut_of(use, loop.dim.name, layout)
                 if not around and cut is None:
                     message = f"splitting the `repeat` dim `{loop.dim.name}` needs micro-batches"
-                    _refuse(message, rule.span, _with_micro_batches(program, loop, axes[0], layout))
+                    fixes = _with_micro_batches(program, loop, rule, layout)
+                    fail("MD0907", message, rule.span, fixes=fixes)
                 if around and cut is not None:
                     message = "a step is either cut into micro-batches or accumulates batches"
                     help = f"write `with {cut.name}` alone, or leave `accumulate` out"
@@ -243,18 +246,22 @@ def _with_rest(way: str, program: NamedProgram, layout: Layout, old: Rule, new: 
 REMOVE = "remove the rule"
 
 
-def _with_micro_batches(program: NamedProgram, loop: NamedLoop, axis: str, layout: Layout) -> str:
+def _with_micro_batches(
+    program: NamedProgram, loop: NamedLoop, rule: Rule, layout: Layout
+) -> tuple[Fix, ...]:
     """The ways out of a split loop without micro-batches; it has stages if they have parameters."""
     dim = loop.dim.name
     if not any(s.outer.source.role == "param" for s in loop.stacked):
-        return REMOVE
-    storage = f"store it so: `params: {dim} -> {axis}`"
-    end = ending_with_micro_batches(program, layout, dim)
-    return f"{end}, or {storage}" if end else storage
+        return (removal(rule.span, REMOVE),)
+    stored = Fix.write(rule.span, f"params: {dim} -> {rule.axes[0]}", safe=False)
+    schedule = ending_with_micro_batches(program, layout, dim)
+    if not schedule or layout.schedule is not None:
+        return (stored,)
+    return (*ended(rule.span, schedule), stored)
 
 
 def ending_with_micro_batches(program: NamedProgram, layout: Layout, loop: str = "") -> str:
-    """Advice to cut a dim of the samples, other than that of a loop; empty where none divides."""
+    """A schedule that cuts a dim of the samples, not that of a loop; empty if none divides."""
     ways = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in layout.rules}
     dims = [d for v in program.inputs for d in v.type.dims if d.name != loop]
     samples = Samples(program).dims
@@ -262,7 +269,7 @@ def ending_with_micro_batches(program: NamedProgram, layout: Layout, loop: str =
         part, left = divmod(batch.size, ways.get(batch.name, 1))
         micro = next((n for n in (8, 4, 2) if left == part % n == 0), None)
         if micro is not None:
-            return f"end the layout with `with one_f_one_b[{batch.name}]({micro})`"
+            return f"one_f_one_b[{batch.name}]({micro})"
     return ""
 
 
@@ -388,10 +395,20 @@ def _sized(pipe: Piped, size: int, mesh: Mesh, program: NamedProgram) -> Piped:
         sizes = [n for n in range(1, size + 1) if size % n == 0]
         counts = (max((n for n in sizes if n < stages), default=1), *_above(sizes, stages))
         help = f"take {' or '.join(map(str, counts))} {'stage' if counts[-1] == 1 else 'stages'}"
-    if size > stages:
+    if size > stages and (pipe.use is None or stages > MOST_SHOWN):
         help += f'; or say how many each has, in its schedule: `layers="{shared(size, stages)}"`'
     message = f"`{pipe.dim}` of size {size} does not divide over {stages} stages of `{pipe.axis}`"
-    fail("MD0334", message, pipe.span, help=help)
+    fixes = _with_layers(pipe, shared(size, stages)) if MOST_SHOWN >= stages < size else ()
+    help = f"or {help}" if fixes else help
+    fail("MD0334", message, pipe.span, help=advice(fixes, help), fixes=fixes)
+
+
+def _with_layers(pipe: Piped, layers: str) -> tuple[Fix, ...]:
+    """The fix that says in the schedule how many iterations each stage has."""
+    if pipe.use is None or not pipe.use.span.text.endswith(")"):
+        return ()
+    text = f'layers="{layers}"'
+    return (inserted(pipe.use.span.end - 1, f", {text}", pipe.use.span, f"add `{text}`"),)
 
 
 def check_layers(use: ScheduleUse, size: int, stages: int) -> None:

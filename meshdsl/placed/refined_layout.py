@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Related, Span
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Related, Span, advice
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.sub_axes import Parts, SubAxis, parts_of, resolved, sub_axis, whole_axis
 
@@ -79,14 +79,18 @@ def _wrong(part: SubAxis, rule: Rule, mesh: Mesh) -> Iterator[Diagnostic]:
         message = f"`{part}`: a part of an axis has 2 devices or more"
         left = [n for n in part.sizes if n > 1]
         shorter = ".".join([part.axis, *map(str, left)])
-        yield Diagnostic("MD0318", message, rule.span, help=f"write `{shorter}`, or another size")
+        fixes = _renamed(rule, str(part), shorter)
+        help = advice(fixes, "or another size") if fixes else f"write `{shorter}`, or another size"
+        yield Diagnostic("MD0318", message, rule.span, help=help, fixes=fixes)
     elif size % part.end:
         inner = f"{' x '.join(map(str, part.sizes))} = {part.end}" if part.before > 1 else part.end
         message = f"`{part}` is no part of `{part.axis}` of size {size}: {inner} does not divide it"
         room = size // part.before if size % part.before == 0 else 1
-        fitting = [f"`{before}.{n}`" for n in range(2, room + (part.before > 1)) if room % n == 0]
-        help = f"there are {', '.join(fitting[:8])}" if fitting else "give the axis another size"
-        yield Diagnostic("MD0318", message, rule.span, help=help)
+        fitting = [f"{before}.{n}" for n in range(2, room + (part.before > 1)) if room % n == 0]
+        fixes = tuple(fix for new in fitting[:8] for fix in _renamed(rule, str(part), new))
+        help = f"there are {', '.join(f'`{n}`' for n in fitting[:8])}" if fitting else ""
+        help = advice(fixes) or help or "give the axis another size"
+        yield Diagnostic("MD0318", message, rule.span, help=help, fixes=fixes)
 
 
 def _conflict(part: SubAxis, rule: Rule, cuts: _Cuts, size: int) -> Iterator[Diagnostic]:
@@ -101,11 +105,13 @@ def _conflict(part: SubAxis, rule: Rule, cuts: _Cuts, size: int) -> Iterator[Dia
             room = size // cause.end
             asked = [part.sizes[-1], *range(2, room + 1)]
             inner = next((n for n in asked if room % n == 0), 1)
+            fixes = _renamed(rule, str(part), f"{cause}.{inner}" if inner > 1 else str(cause))
             help = f"name one within the other, as `{cause}.{inner}`"
             if inner == 1:
                 help = f"write `{cause}` for both, or a part that it cuts in two or more"
+            help = advice(fixes) or help
             where = () if of is None else (Related(of.span, f"`{of}`"),)
-            yield Diagnostic("MD0318", message, rule.span, related=where, help=help)
+            yield Diagnostic("MD0318", message, rule.span, related=where, help=help, fixes=fixes)
 
 
 def _on_parts(rules: list[Rule], parts: Parts, diagnostics: Diagnostics) -> Iterator[Rule]:
@@ -120,8 +126,9 @@ def _on_parts(rules: list[Rule], parts: Parts, diagnostics: Diagnostics) -> Iter
         first, second = (a for a, its in zip(rule.axes, each, strict=True) if twice in its)
         message = f"`{rule.dim}` is split over one axis twice: `{first}` and `{second}` overlap"
         inner = _within(first, second, dict(parts))
-        help = f"the part within `{first}` is `{inner}`" if inner else "name each part once"
         fixes = _renamed(rule, second, inner)
+        help = f"the part within `{first}` is `{inner}`" if inner else "name each part once"
+        help = advice(fixes) or help
         diagnostics.add(Diagnostic("MD0302", message, rule.span, help=help, fixes=fixes))
 
 
@@ -134,7 +141,7 @@ def within(first: Rule, second: Rule, mesh: Mesh) -> tuple[str, tuple[Fix, ...]]
         inner = _within(one, other, dict(mesh.parts))
         if inner is not None:
             fixes = _renamed(second, other, inner)
-            return f"the part of `{whole_axis(one)}` within `{one}` is `{inner}`", fixes
+            return f"that is the part of `{whole_axis(one)}` within `{one}`", fixes
     return "", ()
 
 

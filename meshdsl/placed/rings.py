@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from meshdsl.diagnostics import Diagnostic, Related, fail
+from meshdsl.diagnostics import Diagnostic, Fix, Related, advice, fail
 from meshdsl.ir.rewrite import rewritten, substitute
 from meshdsl.ir.types import Dim
 from meshdsl.named.attention_fusion import ATTENTION
@@ -24,7 +24,7 @@ from meshdsl.ops.attention import operands, parts
 from meshdsl.placed.layout import Layout, nearest
 from meshdsl.placed.settings import Setting
 from meshdsl.records import dataclass
-from meshdsl.syntax.edits import removal
+from meshdsl.syntax.edits import inserted, removal
 
 NAME, RING, ZIGZAG = "attention", "ring", "zigzag"
 """The setting, and its values under which keys and values go from device to device."""
@@ -130,17 +130,18 @@ def without_effect(
     for setting in layout.settings:
         if setting.name != NAME or setting.value not in (RING, ZIGZAG) or setting in followed:
             continue
-        why, help = "it is for no attention of the program", "remove the setting"
+        why, help = "it is for no attention of the program", None
         if not fused:
             why = "attention is written out here, and gathers keys and values"
             help = "the numbers are the same; to see the ring, compile the program"
         elif setting in whole:
             why = "no attention that it is for has split queries"
             seq = next(iter(_positions(whole[setting])), "seq")
-            help = f"split their positions, as `{seq} -> AXIS` does, or remove the setting"
-        fixes = (removal(setting.span),) if fused else ()
+            help = f"or split their positions, as `{seq} -> AXIS` does"
+        fixes = (removal(setting.span, "remove the setting"),) if fused else ()
         message = f"`{setting}` changes nothing: {why}"
-        yield Diagnostic("MD0306", message, setting.span, "note", help=help, fixes=fixes)
+        told = advice(fixes, help)
+        yield Diagnostic("MD0306", message, setting.span, "note", help=told, fixes=fixes)
 
 
 # --- which attentions are rings --------------------------------------------------------------
@@ -198,7 +199,7 @@ def _ring(op: NamedOp, result: Value, setting: Setting, seq: Dim, count: int) ->
             kind = "half blocks" if balanced else "blocks"
             near = " or ".join(map(str, nearest(dim.size, blocks)))
             why = f"`{dim}`, of size {dim.size}, is not {blocks} {kind} of one size"
-            _refuse(op, result, setting, why, f"give `{dim}` the size {near}, or ")
+            _refuse(op, result, setting, why, f"or give `{dim}` the size {near}")
     return Ring(seq, mem, count, balanced)
 
 
@@ -210,8 +211,11 @@ def _refuse(op: NamedOp, result: Value, setting: Setting, why: str, first: str =
     """Raise MD0341 for an attention that cannot be a ring."""
     names = [*result.functions[-1:], *([result.label] if result.is_nameable else [])]
     apart = [name for name in names if name != setting.selector]
-    add = f"gather keys and values here: add `{apart[0]}: {NAME} = gather`" if apart else ""
-    way = add or f"gather keys and values: write `{setting.selector}: {NAME} = gather`"
+    text = f"{apart[0] if apart else setting.selector}: {NAME} = gather"
+    write = Fix.write(setting.span, text, safe=False)
+    add = inserted(setting.span.end, f", {text}", setting.span, f"add `{text}`")
+    fixes = (add if apart else write,)
     message = f"`{setting}`: this attention cannot be a ring: {why}"
     where = Related(op.span, "it is computed here")
-    fail("MD0341", message, setting.span, where, help=f"{first}{way}")
+    help = advice(fixes, first)
+    fail("MD0341", message, setting.span, where, help=help, fixes=fixes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshdsl.diagnostics import DiagnosticError, Related, Source, Span, counted, fail
+from meshdsl.diagnostics import DiagnosticError, Fix, Related, Source, Span, advice, counted, fail
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.selectors import TENSOR, selects
@@ -105,7 +105,9 @@ class Annotations:
         if index >= len(names):
             where = Related(value.span, f"it is {value.type.dtype}[{', '.join(names)}]")
             dims = ", ".join(f"S({i}) is `{d}`" for i, d in enumerate(names)) or "it has no dims"
-            fail("MD0308", f"`{value.label}` has no dim {index}", span, where, help=dims)
+            fixes = (Fix.write(span, f"S({len(names) - 1})", safe=False),) if names else ()
+            message = f"`{value.label}` has no dim {index}"
+            fail("MD0308", message, span, where, help=advice(fixes, dims), fixes=fixes)
         return names[index]
 
 
@@ -120,8 +122,9 @@ def check_component(node: ast.Expr) -> None:
             return
         case ast.CallExpr(function=ast.Name(text="S"), args=(ast.Number(value=int()),)):
             return
-    help = "there are `S(i)`, `B`, `P`, `P(max)`, `P(min)` and `P(prod)`"
-    fail("MD0308", "this is no component of a placement", node.span, help=help)
+    fixes = (Fix.write(node.span, "B", safe=False),)
+    help = advice(fixes, "or `S(i)`, `P`, `P(max)`, `P(min)` or `P(prod)`")
+    fail("MD0308", "this is no component of a placement", node.span, help=help, fixes=fixes)
 
 
 def means(path: tuple[ast.Name, ...], value: Value) -> bool:

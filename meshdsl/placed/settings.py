@@ -12,15 +12,16 @@ of them. A number of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`stag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from meshdsl.diagnostics import (
     Diagnostic,
     Diagnostics,
+    Edit,
+    Fix,
     Related,
     Span,
+    advice,
     closest,
-    did_you_mean,
     spelled_right,
 )
 from meshdsl.records import dataclass
@@ -161,8 +162,8 @@ def _wrong_name(node: ast.SettingDecl) -> Diagnostic | None:
     of = node.selector[-1].text
     of = "NAME" if of in KINDS else of
     stage = f"`{of}: {name} = 1` is a stage of a pipeline"
-    help = did_you_mean(name, NAMES) or f"there are {every}; a dim is split by `->`; {stage}"
     fixes = spelled_right(node.name.span, name, NAMES)
+    help = advice(fixes) or f"there are {every}; a dim is split by `->`; {stage}"
     message = f"layouts have no setting `{name}`"
     return Diagnostic("MD0312", message, node.name.span, help=help, fixes=fixes)
 
@@ -175,10 +176,12 @@ def _wrong_selector(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
         return None
     legal = [s for s, n in SETTINGS if n == name]
     span = node.selector[0].span.to(node.selector[-1].span)
-    said = " or ".join(f"`{s}: {name} = {SETTINGS[s, name][0]}`" for s in legal)
-    fixes = spelled_right(span, selector, legal)
+    texts = [f"{s}: {name} = {SETTINGS[s, name][0]}" for s in legal]
+    fixes = spelled_right(span, selector, legal) or tuple(
+        Fix.write(node.span, text, safe=False) for text in texts
+    )
     message = f"`{selector}` has no setting `{name}`"
-    return Diagnostic("MD0313", message, span, help=f"write {said}", fixes=fixes)
+    return Diagnostic("MD0313", message, span, fixes=fixes)
 
 
 def _wrong_value(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
@@ -188,18 +191,20 @@ def _wrong_value(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
         return None
     text = value.name.text if isinstance(value, ast.Ref) else ""
     meant = closest(text, list(legal))
-    said = " or ".join(f"`{selector}: {name} = {v}`" for v in ((meant,) if meant else legal))
     message = f"`{selector}: {name}` is {' or '.join(f'`{v}`' for v in legal)}"
-    fixes = spelled_right(value.span, text, list(legal))
-    return Diagnostic("MD0314", message, value.span, help=f"write {said}", fixes=fixes)
+    known = (meant,) if meant else legal
+    fixes = tuple(
+        Fix(f"write `{selector}: {name} = {v}`", (Edit(value.span, v),), safe=bool(meant))
+        for v in known
+    )
+    return Diagnostic("MD0314", message, value.span, fixes=fixes)
 
 
 def _twice(first: Setting | StageRule, setting: Setting | StageRule) -> Diagnostic:
     remove = removal(setting.span, "remove this one")
     message = f"`{str(setting).partition(' = ')[0]}` is given twice"
     where = (Related(first.span, "the other one"),)
-    diagnostic = Diagnostic("MD0315", message, setting.span, related=where, help="keep one of them")
-    return replace(diagnostic, fixes=(remove,))
+    return Diagnostic("MD0315", message, setting.span, related=where, fixes=(remove,))
 
 
 def _forms() -> Iterable[str]:

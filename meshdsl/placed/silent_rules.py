@@ -130,9 +130,8 @@ def _note(rule: Rule, is_of_loop: bool) -> Diagnostic:
     message = f"`{rule}` changes nothing: the program is placed the same without it"
     if is_of_loop:
         message = f"`{rule}` changes nothing: each device runs all of `repeat {rule.dim}`"
-    fixes = (removal(rule.span),)
-    help = "remove the rule"
-    return Diagnostic("MD0226", message, rule.span, "note", help=help, fixes=fixes, strict=True)
+    fixes = (removal(rule.span, "remove the rule"),)
+    return Diagnostic("MD0226", message, rule.span, "note", fixes=fixes, strict=True)
 
 
 def _is_to_act(rule: Rule, layout: Layout) -> bool:

@@ -66,6 +66,5 @@ def _refuse(what: str, span: Span, pipe: Piped) -> NoReturn:
         "that are not neighbours",
         span,
         Related(pipe.span, "they are on the stages by this rule"),
-        help="take a schedule of one stage a device, such as one_f_one_b; or do it inside of the "
-        "loop, iteration by iteration",
+        help="do it inside of the loop, iteration by iteration",
     )

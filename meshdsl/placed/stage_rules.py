@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from meshdsl.diagnostics import Related, counted, fail
+from meshdsl.diagnostics import Related, advice, counted, fail
 from meshdsl.ir.program import OpKind, block_loops, every, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Value
 from meshdsl.named.selectors import FUNCTION, TENSOR, selects
 from meshdsl.placed.layout import Layout
+from meshdsl.placed.layout_edits import ended, on_stage
 from meshdsl.placed.pipelined import (
     Piped,
     check_axis,
@@ -27,6 +28,7 @@ from meshdsl.placed.pipelined import (
     piped,
 )
 from meshdsl.placed.settings import StageRule
+from meshdsl.syntax.edits import removal
 
 
 def active_cuts(layout: Layout) -> tuple[StageRule, ...]:
@@ -64,8 +66,10 @@ def cut_apart(program: NamedProgram, layout: Layout, looped: Piped | None) -> Pi
     first = rules[0]
     if looped is not None:
         message = f"`{first}`: the stages are those of the loop over `{looped.dim}`"
-        help = f"leave this rule out, or `{looped.dim} -> {looped.axis}`"
-        fail("MD0339", message, first.span, Related(looped.span, "by this rule"), help=help)
+        fixes = (removal(first.span, "leave this rule out"),)
+        help = advice(fixes, f"or `{looped.dim} -> {looped.axis}`")
+        where = Related(looped.span, "by this rule")
+        fail("MD0339", message, first.span, where, help=help, fixes=fixes)
     other = next((r for r in rules if r.axis != first.axis), None)
     if other is not None:
         message = f"a network is cut into stages of one axis, not of `{first.axis}` and others"
@@ -93,8 +97,10 @@ def _pipe(
     cut = cut_of(use, "", layout)
     if cut is None and accumulated == 1:
         message = f"`{first}` needs micro-batches"
-        help = ending_with_micro_batches(program, layout) or "leave the rule out"
-        fail("MD0907", message, first.span, help=help)
+        schedule = ending_with_micro_batches(program, layout)
+        ended_so = ended(first.span, schedule) if schedule and use is None else ()
+        fixes = ended_so or (removal(first.span, "leave the rule out"),)
+        fail("MD0907", message, first.span, fixes=fixes)
     if cut is not None and accumulated > 1:
         message = "a step is either cut into micro-batches or accumulates batches"
         help = f"write `with {cut.name}` alone, or leave `accumulate` out"
@@ -144,7 +150,9 @@ class _Stages:
         for rule in self.pipe.rules:
             if rule.stage >= self.pipe.count:
                 message = f"`{rule}`: the stages of `{rule.axis}` are 0 to {self.pipe.count - 1}"
-                fail("MD0339", message, rule.span, help="take one of them, or more devices")
+                fixes = on_stage(rule.span, rule.axis, self.pipe.count - 1)
+                help = advice(fixes, "or take more devices")
+                fail("MD0339", message, rule.span, help=help, fixes=fixes)
             if all(selected is not rule for selected in self.ruled.values()):
                 self._selects_none(rule)
         for node in self.forward:
@@ -296,8 +304,10 @@ class _Stages:
         message = f"`{rule}` is behind stage {stage}: it reads {name} of that"
         cause = self.causes.get(operand)
         related = () if cause is None else (Related(cause.span, f"from here on stage {stage}"),)
-        help = f"stages never run backwards: write `{self.pipe.axis} = {stage}` or a later one"
-        fail("MD0340", message, rule.span, *related, Related(node.span, "here"), help=help)
+        fixes = on_stage(rule.span, self.pipe.axis, stage)
+        help = advice(fixes, "or a later stage: stages never run backwards")
+        where = (*related, Related(node.span, "here"))
+        fail("MD0340", message, rule.span, *where, help=help, fixes=fixes)
 
     # --- the backward pass -----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span, advice
 from meshdsl.named.ir import NamedOp, NamedProgram, Value, values_of, walk
 from meshdsl.placed.layout import Layout, Rule
 from meshdsl.records import dataclass
@@ -62,17 +62,15 @@ def _windows(program: NamedProgram, layout: Layout) -> Iterator[_Window]:
 def _split_kernel(window: _Window, program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
     rule, dim = window.rule, window.dim
     stored = Rule(("params",), rule.dim, rule.axes, False, rule.span, rule.written)
-    ways, fixes = [], []
+    fixes = []
     if _suits(window, program, _with(layout, rule)):
-        ways.append("remove the rule")
-        fixes.append(removal(rule.span))
+        fixes.append(removal(rule.span, "remove the rule"))
     if _suits(window, program, _with(layout, rule, stored)):
-        ways.append(f"write `{stored}` in its place, which stores the kernel in parts")
-        fixes.append(Fix(f"write `{stored}`", (Edit(rule.span, str(stored)),), safe=False))
+        fixes.append(Fix.write(rule.span, str(stored), safe=False))
     message = f"`{window.op.name}` needs its kernel whole along `{dim}`: it is gathered before "
     message += "each use"
-    help, written = ", or ".join(ways) or None, _written(rule, tuple(fixes))
-    yield Diagnostic("MD0224", message, rule.span, "warning", help=help, fixes=written)
+    written = _written(rule, tuple(fixes))
+    yield Diagnostic("MD0224", message, rule.span, "warning", help=advice(fixes), fixes=written)
 
 
 def _no_rule(window: _Window, program: NamedProgram, layout: Layout) -> Iterator[Diagnostic]:
@@ -85,7 +83,7 @@ def _no_rule(window: _Window, program: NamedProgram, layout: Layout) -> Iterator
             fix = Fix(f"add `{other}`", (Edit(end, f", {other}"),), safe=False)
             text = f"`{window.op.name}` makes `{window.dim}` of `{rule.dim}`"
             message = f"{text}, and no rule splits it: the plan chooses"
-            help, fixes = f"write `{other}` as well", _written(rule, (fix,))
+            help, fixes = advice((fix,)), _written(rule, (fix,))
             yield Diagnostic("MD0225", message, rule.span, "note", help=help, fixes=fixes)
             return
 

@@ -20,6 +20,7 @@ from meshdsl.diagnostics import (
     Related,
     Source,
     Span,
+    advice,
     counted,
 )
 from meshdsl.named import ir as named
@@ -176,11 +177,13 @@ def _check_placement(
         problem = _placement_problem(entry, tensor, program)
         if problem:
             where = Related(tensor.value.span, "it is computed here")
-            help = "change the layout, or what is expected; `meshdsl explain` shows why it is so"
             told = f"{'.'.join(path)}: {_shown(tensor, program.mesh)}"
             fixes = () if tensor.placement.op else _expected(entry.span, told)
-            diagnostic = Diagnostic("MD0401", problem, entry.span, related=(where,), help=help)
-            diagnostics.add(replace(diagnostic, fixes=fixes))
+            why = "or change the layout; `meshdsl explain` shows why it is so"
+            help = advice(fixes, why) if fixes else f"change the layout, {why[3:]}"
+            diagnostics.add(
+                Diagnostic("MD0401", problem, entry.span, related=(where,), help=help, fixes=fixes)
+            )
 
 
 def _shown(tensor: placed.PlacedTensor, mesh: Mesh) -> str:
@@ -220,13 +223,14 @@ def _check_figure(
             over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
             where = f" in `{program}`" if len(figures) > 1 else ""
             message = f"expected {entry.what.text}{over} {_said(wanted)}, and it is {_said(actual)}"
-            help = "`meshdsl explain` shows each collective and why it is there"
+            why: str | None = "`meshdsl explain` shows each collective and why it is there"
             fixes = _expected(entry.value.span, str(actual))
             if right:
-                help = f"`{right[0]}` meets it: write `expect {node.layout.text} for {right[0]}`"
+                why = f"`{right[0]}` meets it"
                 fixes = _about_one(node, right[0], ())
             elif len({*figures.values()}) > 1:
                 fixes = _about_one(node, program, fixes)
+            help = advice(fixes, why)
             problem = Diagnostic("MD0401", f"{message}{where}", entry.span, help=help, fixes=fixes)
             diagnostics.add(problem)
 
@@ -236,7 +240,8 @@ def _about_one(node: ast.Expect, program: str, fixes: tuple[Fix, ...]) -> tuple[
     name = node.layout.span
     about = Edit(Span(name.source, name.end, name.end), f" for {program}")
     edits = (about, *(edit for fix in fixes for edit in fix.edits))
-    return (Fix(f"expect it of `{program}` alone", edits, safe=False),)
+    title = f"write `expect {node.layout.text} for {program}`"
+    return (Fix(title, edits, safe=False),)
 
 
 def _expected(span: Span, text: str) -> tuple[Fix, ...]:

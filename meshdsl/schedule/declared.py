@@ -14,8 +14,11 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Edit,
+    Fix,
     Related,
     Span,
+    advice,
     did_you_mean,
     fail,
     spelled_right,
@@ -24,6 +27,7 @@ from meshdsl.schedule.registry import schedules
 from meshdsl.schedule.table import WEIGHTS, Action, Row, ScheduleTable, Weights, parse_action
 from meshdsl.schedule.verification import ROW, Place, Verified, verify
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import without_line
 
 HEAD = ("stages", "micro", "weights")
 
@@ -36,8 +40,11 @@ def table_of(node: ast.ScheduleDecl) -> Verified:
     """
     name = node.name
     if name.text in schedules():
-        help = "choose another name, or take that one: `with` finds it without a declaration"
-        fail("MD0143", f"`{name.text}` is a schedule already", name.span, help=help)
+        gone = Edit(without_line(node.span), "")
+        fixes = (Fix("remove the declaration: `with` finds that one", (gone,), safe=False),)
+        help = advice(fixes, "or choose another name")
+        message = f"`{name.text}` is a schedule already"
+        fail("MD0143", message, name.span, help=help, fixes=fixes)
     problems = Diagnostics()
     stages, micro = (problems.of(partial(_count, node, name)) for name in HEAD[:2])
     weights = problems.of(partial(_weights, node))

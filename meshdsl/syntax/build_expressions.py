@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any, cast
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Source, Span, fail
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import removal, without_entry
 from meshdsl.syntax.literals import number_value, string_value
 
 
@@ -172,17 +173,17 @@ def make_keywords(b: TreeBuilder, given: list[Any]) -> tuple[ast.Keyword, ...]:
     for arg in given:
         if arg.data != "keyword":
             if keywords:
-                fail(
-                    "MD0015",
-                    "an argument without a name comes after one with a name",
-                    b.span(arg),
-                    help="put the arguments without names first",
-                )
+                message = "an argument without a name comes after one with a name"
+                first, span = next(iter(keywords.values())).span, b.span(arg)
+                moved = Edit(Span(span.source, first.start, first.start), f"{span.text}, ")
+                edits = (moved, Edit(without_entry(span), ""))
+                fix = Fix("put the arguments without names first", edits, safe=False)
+                fail("MD0015", message, span, fixes=(fix,))
             continue
         keyword = ast.Keyword(b.name(arg.children[0]), b.expr(arg.children[1]), b.span(arg))
         if keyword.name.text in keywords:
             message = f"the argument `{keyword.name.text}` is given twice"
-            fail("MD0015", message, keyword.span, help="remove one")
+            fail("MD0015", message, keyword.span, fixes=(removal(keyword.span),))
         keywords[keyword.name.text] = keyword
     return tuple(keywords.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,12 +15,13 @@ from meshdsl.diagnostics import (
     Related,
     Source,
     Span,
+    advice,
     did_you_mean,
     spelled_right,
 )
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import without_line
+from meshdsl.syntax.edits import inserted, without_line
 from meshdsl.syntax.foreign_words import characters, statements, ways_out
 from meshdsl.syntax.forms import form_of
 from meshdsl.syntax.tokens import (
@@ -122,7 +124,9 @@ class Situation:
 
 def complaint(at: Situation) -> Diagnostic:
     """The diagnostic for a syntax error: that of the first hint that fits, or the plain one."""
-    plain = Diagnostic("MD0001", _plain(at), at.span, help=_plain_help(at), fixes=_only_sign(at))
+    sign = _only_sign(at)
+    help = advice(sign, _plain_help(at))
+    plain = Diagnostic("MD0001", _plain(at), at.span, help=help, fixes=sign)
     diagnostic = next(filter(None, (hint(at) for hint in _HINTS)), plain)
     if diagnostic.help:
         return diagnostic
@@ -207,23 +211,56 @@ def _bad_word(at: Situation) -> Diagnostic | None:
         return None
     if token.type == "BAD_NAME":
         help_ = "names are made of the letters a to z, A to Z, digits and `_`"
-        return Diagnostic("MD0013", f"`{token}` is not an ASCII name", at.span, help=help_)
+        fixes, message = _in_ascii(at, str(token)), f"`{token}` is not an ASCII name"
+        help_ = advice(fixes, help_) or help_
+        return Diagnostic("MD0013", message, at.span, help=help_, fixes=fixes)
     if token.type == "BAD_NUMBER":
         slip = "write integers as `4096` or `4_096`, floats as `0.5` or `1e-3`"
         if token[0].isdecimal() and token.lstrip("0123456789_").isidentifier():
             slip = "a name cannot begin with a digit; a product is written with `*`"
-        return Diagnostic("MD0007", f"`{_short(token)}` is not a number", at.span, help=slip)
+        fixes = _product(at.span)
+        message = f"`{_short(token)}` is not a number"
+        return Diagnostic("MD0007", message, at.span, help=advice(fixes, slip), fixes=fixes)
     if token.type == "BAD_STRING":
-        help_ = 'a string ends with `"` on the line it begins on'
-        return Diagnostic("MD0009", "this string is not closed", at.span, help=help_)
+        return Diagnostic("MD0009", "this string is not closed", at.span, fixes=_closed_string(at))
     return _bad_character(at, str(token))
+
+
+def _in_ascii(at: Situation, name: str) -> tuple[Fix, ...]:
+    """The fix that writes a name without its accents, wherever the file has it."""
+    folded = unicodedata.normalize("NFKD", name.replace("ß", "ss"))
+    new = folded.encode("ascii", "ignore").decode()
+    places = re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", at.source.text)
+    if not new.isidentifier() or new in at.source.text:
+        return ()
+    edits = tuple(Edit(Span(at.source, *place.span()), new) for place in places)
+    return (Fix(f"call it `{new}`", edits, safe=False),)
+
+
+def _product(span: Span) -> tuple[Fix, ...]:
+    """The fix that makes a product of a number and the name behind it: `4x`."""
+    parts = re.fullmatch(r"([0-9_]+)([A-Za-z_]\w*)", span.text)
+    return () if parts is None else (Fix.write(span, f"{parts[1]} * {parts[2]}", safe=False),)
+
+
+_STRING_ENDS = re.compile(r"[\s)\]},]*(#.*)?$")
+
+
+def _closed_string(at: Situation) -> tuple[Fix, ...]:
+    """The fix that closes a string before the brackets which end its line."""
+    ends = _STRING_ENDS.search(at.span.text)
+    end = at.span.start + (len(at.span.text) if ends is None else ends.start())
+    return (inserted(end, '"', at.span, 'add `"`'),)
 
 
 def _bad_character(at: Situation, char: str) -> Diagnostic:
     shown = f"`{char}`" if char.isprintable() else f"U+{ord(char):04X}"
     message = f"the character {shown} means nothing here"
-    help_ = characters().get(char, "remove it; other characters stand only in comments and strings")
-    return Diagnostic("MD0002", message, at.span, help=help_, fixes=_written(at.span, char))
+    usual = "remove it; other characters stand only in comments and strings"
+    fixes, help_ = _written(at.span, char), characters().get(char, usual)
+    if fixes:
+        help_ = advice(fixes, None if help_.startswith(fixes[0].title) else help_) or help_
+    return Diagnostic("MD0002", message, at.span, help=help_, fixes=fixes)
 
 
 _QUOTED = re.compile(r"['“]([^'\"“”\n]*)['”]")
@@ -315,8 +352,7 @@ def _reserved(at: Situation) -> Diagnostic | None:
 def _not_a_name(word: str, span: Span) -> Diagnostic:
     message, new = f"`{word}` is a reserved word and cannot be a name", f"{word}_"
     fixes = (Fix(f"call it `{new}`", (Edit(span, new),)),)
-    help_ = f"choose another name, such as `{new}`"
-    return Diagnostic("MD0004", message, span, help=help_, fixes=fixes)
+    return Diagnostic("MD0004", message, span, help=advice(fixes, "or choose another"), fixes=fixes)
 
 
 def _looks_new(at: Situation) -> bool:
@@ -339,13 +375,14 @@ def _unclosed_bracket(at: Situation) -> Diagnostic | None:
     opener, closer = at.opened[-1], _closer(at.opened[-1])
     if at.kind in OPENERS.values() and at.kind != "RBRACE":
         return None
+    fixes = _closed(at, closer)
     return Diagnostic(
         "MD0003",
         f"this `{opener}` is not closed",
         span_of(at.source, opener),
         related=(Related(at.span, f"expected `{closer}` before this"),),
-        help=f"add the missing `{closer}`, or the `,` between two arguments",
-        fixes=_closed(at, closer),
+        help=advice(fixes, "or the `,` between two arguments"),
+        fixes=fixes,
     )
 
 
@@ -380,7 +417,6 @@ def _unclosed_block(at: Situation) -> Diagnostic | None:
         f"this block is not closed before {describe(at.token)}",
         at.span,
         related=(at.related(at.opened[-1], "the block begins here"),),
-        help="add the missing `}`",
         fixes=_closed_block(at),
     )
 
@@ -409,26 +445,23 @@ def _mismatched(at: Situation) -> Diagnostic | None:
     if at.token is None or at.kind not in OPENERS.values():
         return None
     if not at.opened:
-        message, help_ = f"this `{at.token}` closes nothing", "remove it, or open it before"
+        message = f"this `{at.token}` closes nothing"
         fixes = (Fix("remove it", (Edit(without_line(at.span), ""),)),)
+        help_ = advice(fixes, "or open it before")
         return Diagnostic("MD0003", message, at.span, help=help_, fixes=fixes)
     opener = at.opened[-1]
     wanted = OPENERS[opener.type]
     if at.kind == wanted:
         return None
+    fixes = (Fix.write(at.span, spelling()[wanted], safe=False),)
     return Diagnostic(
         "MD0003",
         f"`{at.token}` cannot close `{opener}`",
         at.span,
         related=(at.related(opener, f"`{spelling()[wanted]}` is to close this"),),
-        help=f"write `{spelling()[wanted]}` here, or close the other bracket before",
-        fixes=(_put(at.span, spelling()[wanted], safe=False),),
+        help=advice(fixes, "or close the other bracket before"),
+        fixes=fixes,
     )
-
-
-def _put(span: Span, text: str, safe: bool = True) -> Fix:
-    """The fix that writes one text in place of another."""
-    return Fix(f"write `{text}`", (Edit(span, text),), safe)
 
 
 def _broken_line(at: Situation) -> Diagnostic | None:
@@ -436,13 +469,19 @@ def _broken_line(at: Situation) -> Diagnostic | None:
     if at.kind == "_NL" and at.before is not None and at.before.type in _ENDS_WRONG:
         message = f"the line ends after `{at.before}`"
         fixes = _joined(at, at.before, at.following[0] if at.following else None)
-        help = _PARENTHESES if "LPAR" in at.expected else "write it on one line"
-        return Diagnostic("MD0005", message, at.span, help=help, fixes=fixes)
+        other = _PARENTHESES if "LPAR" in at.expected else "write it on one line"
+        return Diagnostic("MD0005", message, at.span, help=_or(fixes, other), fixes=fixes)
     if at.begins_line and at.token is not None and at.kind in OPERATORS and "NAME" in at.expected:
         message = f"a line cannot begin with `{at.token}`"
         fixes = () if at.before is None else _joined(at, at.before, at.token)
-        return Diagnostic("MD0005", message, at.span, help=_PARENTHESES, fixes=fixes)
+        help = _or(fixes, _PARENTHESES)
+        return Diagnostic("MD0005", message, at.span, help=help, fixes=fixes)
     return None
+
+
+def _or(fixes: tuple[Fix, ...], other: str) -> str | None:
+    """The help of fixes, with another way out, which is the only one where there are none."""
+    return advice(fixes, f"or {other}") if fixes else other
 
 
 def _joined(at: Situation, before: Token, after: Token | None) -> tuple[Fix, ...]:
@@ -458,19 +497,32 @@ def _chained(at: Situation) -> Diagnostic | None:
     """`a < b < c`."""
     if at.kind != "COMPARE" or "PLUS" not in at.expected or "COMPARE" in at.expected:
         return None
-    help_ = "compare twice: `a < b and b < c`"
-    return Diagnostic("MD0006", "comparisons do not chain", at.span, help=help_)
+    fixes = _compared_twice(at)
+    help_ = None if fixes else "compare twice: `a < b and b < c`"
+    message = "comparisons do not chain"
+    return Diagnostic("MD0006", message, at.span, help=help_, fixes=fixes)
+
+
+def _compared_twice(at: Situation) -> tuple[Fix, ...]:
+    """The fix that repeats a middle which is one word: `a < b and b < c`."""
+    middle = at.before
+    before = at.source.text[: 0 if middle is None else middle.start_pos].rstrip()
+    if middle is None or middle.type not in ("NAME", "NUMBER") or before[-1:] not in "<>=":
+        return ()
+    text = f" and {middle}"
+    return (inserted(middle.end_pos or 0, text, at.span, f"write `{middle} and {middle}`"),)
 
 
 def _equals(at: Situation) -> Diagnostic | None:
     """`=` where a comparison is meant, or the other way round."""
     if at.token == "==" and "EQUAL" in at.expected and "PLUS" not in at.expected:
-        help_, sign = "write `=` to give a value", "="
+        why, sign = "`=` gives a value", "="
     elif at.kind == "EQUAL" and "COMPARE" in at.expected:
-        help_, sign = "write `==` to compare", "=="
+        why, sign = "`==` compares", "=="
     else:
         return None
-    return Diagnostic("MD0001", _plain(at), at.span, help=help_, fixes=(_put(at.span, sign),))
+    fixes = (Fix.write(at.span, sign),)
+    return Diagnostic("MD0001", _plain(at), at.span, help=advice(fixes, why), fixes=fixes)
 
 
 _SWAPPED = {("COLON", "EQUAL"), ("EQUAL", "COLON"), ("COLON", "ARROW"), ("EQUAL", "ARROW")}
@@ -491,7 +543,7 @@ def _only_sign(at: Situation) -> tuple[Fix, ...]:
         edit = Edit(Span(at.source, start, at.span.end), text)
         return (Fix(f"write `{spelling()[kind]}`", (edit,)),)
     if (at.kind, kind) == ("LBRACE", "EQUAL"):
-        return (_put(Span(at.source, at.span.start, at.span.start), "= "),)
+        return (inserted(at.span.start, "= ", at.span, "write `=`", safe=True),)
     return ()
 
 
@@ -500,9 +552,9 @@ def _misplaced(at: Situation) -> Diagnostic | None:
     if not at.begins_line or at.token is None or not at.expected >= DECLARATIONS:
         return None
     if at.kind == "NAME" and at.before is not None and at.before.type == "COMMA":
-        help_ = "a new line ends the declaration: begin this one with `dim`"
         start = Span(at.source, at.span.start, at.span.start)
-        fixes = (Fix("begin it with `dim`", (Edit(start, "dim "),)),)
+        fixes = (Fix(f"write `dim {at.token} …`", (Edit(start, "dim "),)),)
+        help_ = advice(fixes, "a new line ends the declaration before it")
         return Diagnostic("MD0001", _declaration_wanted(at), at.span, help=help_, fixes=fixes)
     assigns = at.kind == "NAME" and at.following[:1] and at.following[0].type in ("EQUAL", "LSQB")
     if at.kind in STATEMENTS or assigns:

@@ -32,10 +32,32 @@ def around(span: Span, before: str, after: str, title: str, safe: bool = True) -
     return Fix(title, (Edit(start, before), Edit(end, after)), safe)
 
 
+def inserted(at: int, text: str, within: Span, title: str, safe: bool = False) -> Fix:
+    """The fix that inserts a text at an offset of the source of a span."""
+    return Fix(title, (Edit(Span(within.source, at, at), text),), safe)
+
+
+def shortened(span: Span) -> str:
+    """An expression for the title of a fix."""
+    return span.text if len(span.text) <= 24 and "\n" not in span.text else "…"
+
+
 def cast_to(span: Span, dtype: str, safe: bool = True) -> Fix:
     """The fix that casts an expression."""
-    shown = span.text if len(span.text) <= 24 and "\n" not in span.text else "…"
-    return around(span, "cast(", f", {dtype})", f"write `cast({shown}, {dtype})`", safe)
+    return around(span, "cast(", f", {dtype})", f"write `cast({shortened(span)}, {dtype})`", safe)
+
+
+_SIZE = re.compile(r"\s*=[ \t]*([0-9][0-9_]*)[ \t]*(?=[,#\n]|$)")
+
+
+def resized(name: Span, sizes: Iterable[int]) -> tuple[Fix, ...]:
+    """The fixes that give a dim, declared here by a number, another size."""
+    literal = _SIZE.match(name.source.text, name.end)
+    if literal is None:
+        return ()
+    span = Span(name.source, *literal.span(1))
+    titles = ((f"declare `dim {name.text} = {size}`", Edit(span, str(size))) for size in sizes)
+    return tuple(Fix(title, (edit,), safe=False) for title, edit in titles)
 
 
 def without_line(span: Span) -> Span:
@@ -65,6 +87,15 @@ def without_entry(span: Span) -> Span:
         return Span(span.source, span.start, after.end())
     before = _COMMA_BEFORE.search(text[: span.start])
     return span if before is None else Span(span.source, before.start(), span.end)
+
+
+_OPTION = re.compile(r"\w+[ \t]*=[ \t]*$")
+
+
+def argument(value: Span) -> Span:
+    """The span of an argument: of its name, too, where it has one."""
+    name = _OPTION.search(value.source.text[: value.start])
+    return value if name is None else Span(value.source, name.start(), value.end)
 
 
 def removal(span: Span, title: str = "remove it") -> Fix:

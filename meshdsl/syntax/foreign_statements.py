@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span, advice
 from meshdsl.syntax import ast
 from meshdsl.syntax.build_expressions import Makers, TreeBuilder
 
@@ -46,9 +46,9 @@ def _let(b: TreeBuilder, tree: Any, assign: Callable[[TreeBuilder, Any], ast.Ass
     assignment = assign(b, statement)
     span = Span(b.source, word.start_pos, assignment.span.start)
     line = " ".join(assignment.span.text.split())
-    help = f"write `{line}`: a name gets its value by `=` alone"
-    fix = Fix("remove `let`", (Edit(span, ""),))
-    _report(b, "`let` is no word of the language", b.name(word).span, help, fix)
+    fix = Fix(f"write `{line}`", (Edit(span, ""),))
+    message = "`let` is no word of the language: a name gets its value by `=` alone"
+    _report(b, message, b.name(word).span, None, fix)
     return assignment
 
 
@@ -63,7 +63,7 @@ def _augmented(b: TreeBuilder, tree: Any) -> ast.Assign:
     line = form.format(x=target.name.text, y=value_text if plain else f"({value_text})")
     fix = (Fix(f"write `{line}`", (Edit(span, line),)),) if op != "@" else ()
     message = f"there is no `{sign}`: every value is given by `=`"
-    _report(b, message, b.name(sign).span, f"write `{line}`", *fix)
+    _report(b, message, b.name(sign).span, None if fix else f"write `{line}`", *fix)
     operand = ast.Ref(target.name, target.name.span)
     meaning = {"**": "^"}.get(op, op)
     if meaning == "@":
@@ -85,9 +85,9 @@ def _for(b: TreeBuilder, tree: Any, body: Body) -> ast.Repeat:
         raise DiagnosticError
     line = f"repeat {dim.text} {{"
     edits = (Edit(head, f"repeat {dim.text}"),) if block else _braced(b, head, line)
-    help = f"write `{line} … }}`: its body runs once for each index of `{dim.text}`"
     fix = Fix(f"write `{line} … }}`", edits)
-    _report(b, "there is no `for`: `repeat` loops over a dim", head, help, fix)
+    said = advice((fix,), f"its body runs once for each index of `{dim.text}`")
+    _report(b, "there is no `for`: `repeat` loops over a dim", head, said, fix)
     return ast.Repeat(dim, body(b, block[0]) if block else (), b.span(tree))
 
 
@@ -133,9 +133,7 @@ def _if(b: TreeBuilder, tree: Any, body: Body) -> ast.Assign:
             chosen = (b.expr(condition), yes.value, no.value)
             texts = ", ".join(part.span.text for part in chosen)
             line = f"{one.span.text} = where({texts})"
-            _report(
-                b, message, place, f"write `{line}`", Fix(f"write `{line}`", (Edit(span, line),))
-            )
+            _report(b, message, place, None, Fix.write(span, line))
             call = ast.CallExpr(ast.Name("where", place), None, chosen, (), None, span)
             return ast.Assign((one,), call, span)
     both_branches = _IF_LINES.match(b.source.text, place.start)
@@ -145,9 +143,7 @@ def _if(b: TreeBuilder, tree: Any, body: Body) -> ast.Assign:
     else:
         line = "{y} = where({c}, {a}, {b})".format(**both_branches.groupdict())
         replaced = Span(b.source, place.start, both_branches.end())
-        _report(
-            b, message, place, f"write `{line}`", Fix(f"write `{line}`", (Edit(replaced, line),))
-        )
+        _report(b, message, place, None, Fix.write(replaced, line))
     raise DiagnosticError
 
 
@@ -159,5 +155,5 @@ def _else(b: TreeBuilder, tree: Any) -> ast.Statement:
     raise DiagnosticError
 
 
-def _report(b: TreeBuilder, message: str, span: Span, help: str, *fixes: Fix) -> None:
+def _report(b: TreeBuilder, message: str, span: Span, help: str | None, *fixes: Fix) -> None:
     b.errors.append(Diagnostic(CODE, message, span, help=help, fixes=fixes))

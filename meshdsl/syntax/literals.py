@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import Fix, Span, fail
 
 MAX_DIGITS = 20
 """Digits of an integer literal: more than any size or index needs."""
@@ -22,12 +22,13 @@ def number_value(text: str, span: Span) -> int | float:
     if digits.isdecimal():
         if len(digits) > MAX_DIGITS:
             message = f"an integer of {len(digits)} digits; at most {MAX_DIGITS} fit"
-            fail("MD0007", message, span, help="choose a smaller number, or a float such as `1e30`")
+            rounded = Fix.write(span, f"{float(digits):g}", safe=False)
+            fail("MD0007", message, span, fixes=(rounded,))
         return int(digits)
     value = float(digits)
     if math.isinf(value):
-        help = "the largest is about 1.8e308"
-        fail("MD0007", "this number is larger than any float", span, help=help)
+        largest = Fix.write(span, "1.7e308", safe=False)
+        fail("MD0007", "this number is larger than any float", span, fixes=(largest,))
     return value
 
 
@@ -50,7 +51,7 @@ def string_value(text: str, span: Span) -> str:
                 "MD0009",
                 f"`\\{escaped}` means nothing in a string",
                 place,
-                help=r"a backslash itself is written `\\`",
+                fixes=(Fix.write(place, f"\\\\{escaped}", safe=False),),
             )
         out.append(_ESCAPES[escaped])
     return "".join(out)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from meshdsl.diagnostics import Diagnostic, Edit, Fix, Related, Span
+from meshdsl.diagnostics import Diagnostic, Edit, Fix, Related, Span, advice
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_dim, without_line
 from meshdsl.syntax.printer import expression, scheduled
@@ -71,21 +71,19 @@ def _unused_tensor(known: Symbols, symbol: Symbol) -> Iterator[Diagnostic]:
         case "tensor":
             if any(_others_are_used(known, n) for n in symbol.nodes if isinstance(n, ast.Assign)):
                 return
-            message, help = f"`{name}` is computed and never used", "remove it, or return it"
-            removed = _removed(symbol, safe=True)
-            yield _warning("MD0132", message, symbol, help, *removed, *hide)
+            message = f"`{name}` is computed and never used"
+            fixes = (*_removed(symbol, safe=True), *hide)
+            yield _warning("MD0132", message, symbol, advice(fixes, "or return it"), *fixes)
         case "param":
             message = f"the parameter `{name}` is never used"
-            help = f"remove it, or call it `_{name}`"
-            yield _warning("MD0133", message, symbol, help, *_removed(symbol, safe=False), *hide)
+            yield _warning("MD0133", message, symbol, None, *_removed(symbol, safe=False), *hide)
         case "input":
-            message, help = f"the input `{name}` is never used", f"remove it, or call it `_{name}`"
-            yield _warning("MD0133", message, symbol, help, *hide)
+            message = f"the input `{name}` is never used"
+            yield _warning("MD0133", message, symbol, advice(hide, "or remove it"), *hide)
         case "argument":
             assert isinstance(symbol.inside, ast.FunctionDecl)
             message = f"`{symbol.inside.name.text}` never uses its argument `{name}`"
-            help = f"remove it, or call it `_{name}`"
-            yield _warning("MD0133", message, symbol, help, *hide)
+            yield _warning("MD0133", message, symbol, advice(hide, "or remove it"), *hide)
 
 
 def _others_are_used(known: Symbols, node: ast.Assign) -> bool:
@@ -112,27 +110,28 @@ def _hidden(known: Symbols, symbol: Symbol) -> tuple[Fix, ...]:
 
 
 def _unused_dim(known: Symbols, symbol: Symbol) -> Diagnostic:
-    help = f"remove it, or call it `_{symbol.name}`"
     if symbol.inside is not None:
         message = f"`{symbol.inside.name.text}` never uses its dim `{symbol.name}`"
-        return _warning("MD0134", message, symbol, help, *_hidden(known, symbol))
+        hide = _hidden(known, symbol)
+        return _warning("MD0134", message, symbol, advice(hide, "or remove it"), *hide)
     edits = tuple(Edit(without_dim(d), "") for d in symbol.nodes if isinstance(d, ast.DimDecl))
     remove = Fix(f"remove the dim `{symbol.name}`", edits, safe=False)
     message = f"the dim `{symbol.name}` is never used"
-    return _warning("MD0134", message, symbol, help, remove, *_hidden(known, symbol))
+    return _warning("MD0134", message, symbol, None, remove, *_hidden(known, symbol))
 
 
 def _unused_schedule(known: Symbols, symbol: Symbol) -> Diagnostic:
-    help = f"remove it, write `with {symbol.name}` behind a layout, or call it `_{symbol.name}`"
     edits = tuple(
         Edit(without_line(n.span), "") for n in symbol.nodes if isinstance(n, ast.ScheduleDecl)
     )
     remove = Fix(f"remove the schedule `{symbol.name}`", edits, safe=False)
     message = f"no layout has the schedule `{symbol.name}`"
-    return _warning("MD0142", message, symbol, help, remove, *_hidden(known, symbol))
+    fixes = (remove, *_hidden(known, symbol))
+    help = advice(fixes, f"or end a layout with `with {symbol.name}`")
+    return _warning("MD0142", message, symbol, help, *fixes)
 
 
-def _warning(code: str, message: str, symbol: Symbol, help: str, *fixes: Fix) -> Diagnostic:
+def _warning(code: str, message: str, symbol: Symbol, help: str | None, *fixes: Fix) -> Diagnostic:
     return Diagnostic(code, message, symbol.definitions[0], "warning", help=help, fixes=fixes)
 
 
@@ -148,14 +147,17 @@ def _shadowed(known: Symbols) -> Iterator[Diagnostic]:
         if first is None or any(first.span.end >= s.start for s in _read(symbol)):
             continue
         said = "input" if symbol.kind == "input" else "argument"
+        fixes = _apart(known, symbol, first)
         yield Diagnostic(
             "MD0136",
             f"the {said} `{symbol.name}` is replaced before it is read",
             next(s for s in symbol.definitions if s.start >= first.span.start),
             "warning",
             related=(Related(symbol.definitions[0], f"the {said}"),),
-            help=f"give the new tensor another name, or leave the {said} out",
-            fixes=_apart(known, symbol, first),
+            help=advice(fixes, f"or leave the {said} out")
+            if fixes
+            else f"give the new tensor another name, or leave the {said} out",
+            fixes=fixes,
         )
 
 
@@ -206,7 +208,7 @@ def _doubled(known: Symbols) -> Iterator[Diagnostic]:
             symbol.definitions[0],
             "warning",
             related=(Related(first.definitions[0], "the other layout"),),
-            help="remove one of them, or give it a rule of its own",
+            help="remove one of them" if symbol.references else advice((remove,)),
             fixes=() if symbol.references else (remove,),
         )
 

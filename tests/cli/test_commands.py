@@ -112,7 +112,7 @@ def test_json_of_a_diagnostic(cli: Cli) -> None:
                         },
                     },
                 ],
-                "help": "the nearest sizes that divide: `--set a=100000`",
+                "help": "declare `dim a = 100000`; or `--set a=100000` for one run",
                 "fixes": [_size(100000)],
             }
         ],
@@ -123,7 +123,7 @@ def _size(size: int) -> dict[str, object]:
     """The fix that gives the dim another size."""
     span = {"start": {"line": 1, "column": 9}, "end": {"line": 1, "column": 10}}
     edit = {"file": "f.mdsl", **span, "text": str(size)}
-    return {"title": f"write `a = {size}`", "safe": False, "edits": [edit], "options": []}
+    return {"title": f"declare `dim a = {size}`", "safe": False, "edits": [edit], "options": []}
 
 
 def test_codes_are_explained(cli: Cli) -> None:

@@ -97,7 +97,7 @@ def fixed(text: str, code: str) -> Iterator[tuple[Diagnostic, Fix, Diagnostics]]
         (
             IMAGE.format(rules="k: kh -> rows"),
             "MD0224",
-            ["remove it", "write `params: kh -> rows`"],
+            ["remove the rule", "write `params: kh -> rows`"],
         ),
         (
             LOSS.format(rules="seq -> tp, logits: seq -> none"),
