@@ -33,6 +33,7 @@ from meshdsl.backends.module.step import CompiledStep
 from meshdsl.backends.module.whole_updates import WITH_DTENSORS
 from meshdsl.backends.runtime.values import Spec, shape_of, step_seed
 from meshdsl.diagnostics import fail
+from meshdsl.report.document import mesh_text
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
@@ -239,9 +240,9 @@ class ProgramModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """The program and its mesh."""
-        mesh = ", ".join(f"{a}: {n}" for a, n in self._runtime.ranks.mesh.items()) or "one device"
+        mesh = mesh_text(dict(self._runtime.ranks.mesh)) or "one device"
         compiled = self._runtime.compiled
-        return f"{compiled.program.name} on {{{mesh}}}, layout {compiled.layout.name}"
+        return f"{compiled.program.name} on {mesh}, layout {compiled.layout.name}"
 
 
 class _Runtime:

@@ -130,7 +130,8 @@ def parse_options(mesh: dict[str, int], trains: bool) -> argparse.Namespace:
     parser.add_argument("--force", action="store_true", help="overwrite files")
     options = parser.parse_args(namespace=argparse.Namespace(updated=None))
     if world != str(devices):
-        wanted = f"{devices} devices ({' x '.join(f'{a} {size}' for a, size in mesh.items())})"
+        axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.items())
+        wanted = f"{devices} devices, {{ {axes} }}"
         raise ValueError(f"this program is for {wanted}, but {world} started\nrun: {command}")
     for path in filter(None, (options.out, options.updated)):
         if not path.endswith(".npz") or not os.path.isdir(os.path.dirname(path) or "."):

@@ -123,11 +123,10 @@ def _about(program: DeviceProgram, bare: bool) -> Iterator[str]:
 
 def _placed(program: DeviceProgram) -> str:
     source, mesh = program.placed, program.mesh
-    axes = " x ".join(f"{a} {n}" for a, n in mesh.declared) or "one device"
-    return (
-        f"# mesh {inert(mesh.name)} ({axes}), layout {inert(source.layout)}, "
-        f"partial values reduced: {source.policy}"
-    )
+    axes = ", ".join(f"{a}: {n}" for a, n in mesh.declared)
+    name = f"{inert(mesh.name)} " if mesh.name.isidentifier() else ""
+    where = f"{name}{{ {axes} }}" if axes else "one device"
+    return f"# mesh {where}, layout {inert(source.layout)}, partial values reduced: {source.policy}"
 
 
 def _spaced(parts: list[str]) -> Iterator[str]:

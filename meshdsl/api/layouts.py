@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from meshdsl.api.source_location import Site, here, with_span
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.placed.sub_axes import sub_axis
+from meshdsl.report.document import mesh_text
 from meshdsl.syntax import ast
 from meshdsl.syntax.printer import rule, scheduled
 
@@ -39,7 +41,7 @@ class Mesh:
         return count
 
     def __repr__(self) -> str:
-        return f"mesh {self.name} = {{ {', '.join(f'{a}: {n}' for a, n in self.axes)} }}"
+        return f"mesh {self.name} = {mesh_text(dict(self.axes))}"
 
     def __str__(self) -> str:
         from meshdsl.report.views.parts import MeshView
@@ -76,7 +78,9 @@ class Layout:
     def __repr__(self) -> str:
         base = f" extends {self.base.name}" if self.base else ""
         used = f" with {scheduled(self.schedule.call)}" if self.schedule else ""
-        return f"layout {self.name}{base} {{ {', '.join(map(rule, self.rules))} }}{used}"
+        # A layout that has no name of its own has its rules for one.
+        name = f"layout {self.name}{base} " if self.name.isidentifier() else ""
+        return f"{name}{{ {', '.join(map(rule, self.rules))} }}{used}"
 
     def syntax(self) -> Iterator[ast.LayoutDecl]:
         """The declaration of this layout, and of those it extends."""
@@ -119,10 +123,13 @@ class ArgumentPlace:
 
 
 @told
-def mesh(shape: Mapping[str, int | Dim | Size] | None = None, /, **axes: int | Dim | Size) -> Mesh:
+def mesh(
+    shape: Mapping[str, int | Dim | Size] | str | None = None, /, **axes: int | Dim | Size
+) -> Mesh:
     """A mesh: `square = md.mesh(rows=2, cols=2)`, or `md.mesh({"rows": 2, "cols": 2})`.
 
-    Its name is that of the variable it is assigned to.
+    Its name is that of the variable it is assigned to. A string is in the form of the language, as
+    meshes are printed: `md.mesh("{ rows: 2, cols: 2 }")`.
 
     >>> import meshdsl as md
     >>> pod = md.mesh(data=2, tp=4)
@@ -135,8 +142,17 @@ def mesh(shape: Mapping[str, int | Dim | Size] | None = None, /, **axes: int | D
     site = here()
     name = site.names if isinstance(site.names, str) else "mesh"
     place = ArgumentPlace(site, "shape", 0)
+    if isinstance(shape, str):
+        shape = _axes_of_text(shape)
     spans = {a: place.entry(a) for a in shape or {}} | {a: site.argument(a) for a in axes}
     return _mesh(name, {**(shape or {}), **axes}, spans, site.span)
+
+
+def _axes_of_text(text: str) -> dict[str, int]:
+    """The axes of a mesh that is written as the language has it, or `rows:2,cols:2`."""
+    from meshdsl.placed.layout import resolve_mesh
+
+    return dict(resolve_mesh(Declarations(Source("mesh", "")), text).axes)
 
 
 def _mesh(name: str, axes: Mapping[str, Any], spans: Mapping[str, Span], place: Span) -> Mesh:
@@ -199,7 +215,12 @@ def layout(
         ProgramError: an entry is no rule (MD0818), or the schedule is none (MD0533).
     """
     site = here()
-    first = _rules(rules, ArgumentPlace(site, "rules", 0))
+    place = ArgumentPlace(site, "rules", 0)
+    if isinstance(rules, str) and is_whole(rules):
+        whole = _whole(rules, place.span)
+        first, schedule = whole.rules, schedule or whole.schedule
+    else:
+        first = (*_rules(rules, place),)
     all_rules = (*first, *(_of_pair(d, axes, site.argument(d)) for d, axes in dims.items()))
     used = given_schedule(schedule, site.argument("schedule"))
     name = site.names if isinstance(site.names, str) else _layout_name(all_rules, used)
@@ -212,14 +233,45 @@ def with_layout(
     """The declarations with a layout given in any form, and the name to request it by."""
     if given is None or (isinstance(given, str) and given in declarations.layouts):
         return declarations, given
-    if isinstance(given, str) and ":" not in given and "->" not in given:
+    if isinstance(given, str) and not is_written_out(given):
         return declarations, given
+    if isinstance(given, str) and is_whole(given):
+        given = _whole(given, place.span)
     if not isinstance(given, Layout):
         rules = tuple(_rules(given, place))
         given = Layout(_layout_name(rules), rules, None, place.span)
     layouts = {**declarations.layouts, **{n.name.text: n for n in given.syntax()}}
     schedules = {**declarations.schedules, **{n.name.text: n for n in given.tables()}}
     return replace(declarations, layouts=layouts, schedules=schedules), given.name
+
+
+_WHOLE = re.compile(r"^\s*(layout\b|\{)|\bwith\b")
+
+
+def is_whole(text: str) -> bool:
+    """Whether it is a layout as it is printed, with braces or a schedule, not rules alone."""
+    return bool(_WHOLE.search(text))
+
+
+def is_written_out(text: str) -> bool:
+    """Whether it is a layout that is written out, and not a name."""
+    return ":" in text or "->" in text or is_whole(text)
+
+
+def _whole(text: str, span: Span) -> Layout:
+    """A layout as it is printed, read by the parser of the language; its place is the call."""
+    from meshdsl.syntax.parse import parse_layout
+
+    node, problems = parse_layout(Source("layout", text))
+    if node is None:
+        first = replace(problems[0], span=span, related=(), fixes=())
+        raise DiagnosticError(replace(first, message=f"{first.message} in the layout `{text}`"))
+    if node.base is not None:
+        help = "pass the layout that it extends: `md.layout(…, extends=other)`"
+        fail("MD0818", "a layout that is written out extends no other", span, help=help)
+    entries = (*with_span(node.rules, span), *with_span(node.settings, span))
+    used = None if node.schedule is None else Schedule(with_span(node.schedule, span), None)
+    return Layout(_layout_name(entries, used), entries, None, span, used)
 
 
 def _layout_name(rules: tuple[Entry, ...], schedule: Schedule | None = None) -> str:

@@ -17,6 +17,7 @@ from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import OBJECTIVES, Compilation, Options
+from meshdsl.report.document import mesh_text
 from meshdsl.report.focus import Focus
 from meshdsl.report.schema import ReportFacts
 from meshdsl.report.views.results import Comparison, Cost, Explanation, Outputs, Simulation
@@ -155,9 +156,9 @@ class Plan(Looks):
 
     def __repr__(self) -> str:
         placed = self._made.placed
-        mesh = ", ".join(f"{a}: {n}" for a, n in self.mesh.items()) or "one device"
+        mesh = mesh_text(self.mesh) or "one device"
         how = "no layout" if placed.layout == "none" else f"layout {placed.layout}"
-        return f"<plan of {self.program.name} on {{{mesh}}}, {how}, reduced {placed.policy}>"
+        return f"<plan of {self.program.name} on {mesh}, {how}, reduced {placed.policy}>"
 
     @told
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

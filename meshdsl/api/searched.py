@@ -12,7 +12,7 @@ from meshdsl.api.layouts import layout
 from meshdsl.api.plan import Plan, asked_of, in_python, planned
 from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
-from meshdsl.report.advice_report import AdviceFacts
+from meshdsl.report.advice_report import AdviceFacts, same_program
 from meshdsl.report.advice_report import advised as advice_facts
 from meshdsl.report.advice_report import shown as advice_shown
 from meshdsl.report.document import Document
@@ -140,8 +140,8 @@ class Advised(View):
 
     width = WIDTH
 
-    def __init__(self, program: Program, advice: Advice) -> None:
-        self._advice = advice
+    def __init__(self, program: Program, advice: Advice, made: Compilation) -> None:
+        self._advice, self._same = advice, same_program(made)
         self.searched = Searched(program, advice.found, DEFAULT)
 
     @property
@@ -152,7 +152,7 @@ class Advised(View):
     @cached_property
     def json(self) -> AdviceFacts:
         """The facts."""
-        return advice_facts(self._advice, self._advice.problem.program.span.file)
+        return advice_facts(self._advice, self._advice.problem.program.span.file, self._same)
 
     @property
     def plan(self) -> Plan:
@@ -171,7 +171,8 @@ def advised(
     """The advice for a program; `site` is the call."""
     compilation = _compilation(program, mesh, dtype, site)
     with _from_python(site):
-        return Advised(program, advice(request.with_amounts(amounts), compilation))
+        found = advice(request.with_amounts(amounts), compilation)
+        return Advised(program, found, compilation)
 
 
 def searched(

@@ -357,7 +357,7 @@ def sizes(settings: Iterable[str]) -> SetSizes:
     """The sizes by dim of `dim=N` texts and of files; the last one of a dim counts."""
     by_dim: dict[str, int] = {}
     places: dict[str, Span] = {}
-    for text in settings:
+    for text in (part for setting in settings for part in _single(setting)):
         if text.endswith(SUFFIX):
             file = read_size_file(text)
             by_dim |= file.sizes
@@ -376,6 +376,12 @@ def sizes(settings: Iterable[str]) -> SetSizes:
         by_dim[name.strip()] = int(size)
         places.pop(name.strip(), None)
     return SetSizes(by_dim, places)
+
+
+def _single(setting: str) -> list[str]:
+    """The sizes of `dim batch = 64, d = 4`, as the language and reports write several, singly."""
+    sizes = setting.strip().removeprefix("dim ")
+    return [setting] if setting.endswith(SUFFIX) else sizes.split(",")
 
 
 # --- adapters to typer -----------------------------------------------------------------------

@@ -25,6 +25,7 @@ from meshdsl.ops.opdef import OpDef, Signature, lookup
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.placements import Mesh
 from meshdsl.records import dataclass
+from meshdsl.report.document import mesh_text
 
 Bound = Literal["compute", "memory", "launch", "network", "none"]
 
@@ -407,7 +408,7 @@ def refuse_uneven(cluster: Cluster, mesh: Mesh, span: Span | None = None) -> Non
     )
     nearest = _nearest(cluster, sizes)
     named = zip(mesh.names, nearest or (), strict=False)
-    text = ",".join(f"{a}:{n}" for a, n in named)
+    text = mesh_text(dict(named))
     help = f"the nearest mesh that does not: `{text}`" if text else None
     fail("MD0323", message, span, help=help)
 

@@ -176,7 +176,7 @@ def _mesh(known: DocumentFacts, placing: Placing | None, symbol: Symbol) -> Iter
     if node is None:
         return
     mesh = collect_axes(node, known.declarations, Diagnostics())
-    yield code(f"mesh {symbol.name} = {{ {', '.join(f'{a}: {n}' for a, n in mesh.axes)} }}")
+    yield code(f"mesh {symbol.name} = {mesh_text(dict(mesh.axes))}")
     yield f"{counted(mesh.devices, 'device')}"
 
 

@@ -22,6 +22,7 @@ from meshdsl.diagnostics import (
     Diagnostics,
     Edit,
     Fix,
+    OptionEdit,
     Related,
     Source,
     Span,
@@ -41,6 +42,7 @@ from meshdsl.named.selectors import (
     selected,
     selects,
 )
+from meshdsl.option_edits import refuse
 from meshdsl.placed.free_tensors import freed, way_free
 from meshdsl.placed.layout_schedules import used, used_of_text
 from meshdsl.placed.placements import Mesh, Placement, placement
@@ -56,7 +58,7 @@ from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import removal, resized
-from meshdsl.syntax.parse import parse_layout
+from meshdsl.syntax.parse import parse_layout, parse_mesh
 from meshdsl.syntax.symbols import ACTIVATIONS, ROLES
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -438,6 +440,8 @@ def collect_mesh(
 
     Raises a diagnostic when there is no such mesh.
     """
+    if mesh is not None and "{" in mesh:
+        return mesh_of_language(mesh, "--mesh", declarations)
     if mesh is not None and ":" in mesh:
         return _mesh_of_text(mesh)
     if mesh is None:
@@ -446,7 +450,7 @@ def collect_mesh(
         mesh = _suiting_mesh(declarations, layout, sbp)
     if mesh not in declarations.meshes:
         name = ast.Name(mesh, Span(Source("--mesh", mesh), 0, len(mesh)))
-        help = "or write the axes: `--mesh data:2,model:4`"
+        help = "write the name of a mesh, or its axes: `--mesh '{ data: 2, model: 4 }'`"
         raise DiagnosticError(unknown("MD0108", "mesh", name, list(declarations.meshes), help))
     return collect_axes(declarations.meshes[mesh], declarations, diagnostics)
 
@@ -515,6 +519,22 @@ def collect_axes(node: ast.MeshDecl, declarations: Declarations, diagnostics: Di
         size = diagnostics.of(partial(declared_integer, axis.size, declarations))
         axes[name.text] = 1 if size is None else size
     return Mesh(node.name.text, tuple(axes.items()))
+
+
+def mesh_of_language(text: str, option: str, declarations: Declarations) -> Mesh:
+    """A mesh written as the language has it, and as it is printed: `{ rows: 2, cols: 2 }`."""
+    node, errors = parse_mesh(Source(option, text))
+    if node is None:
+        raise DiagnosticError(*errors)
+    if node.profile is not None:
+        axes, cluster = mesh_of(node, declarations), node.profile.text
+        fix = Fix(
+            f"write `{option} '{axes}' --cluster {cluster}`",
+            options=(OptionEdit(option, str(axes), text), OptionEdit("--cluster", cluster)),
+        )
+        message = "a mesh that is written out has axes alone"
+        refuse("MD0601", message, fix, span=node.profile.span)
+    return replace(mesh_of(node, declarations), name=text)
 
 
 def _mesh_of_text(text: str) -> Mesh:

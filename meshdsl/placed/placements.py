@@ -149,7 +149,8 @@ class Mesh:
         return replace(self, axes=self.declared, parts=()) if self.parts else self
 
     def __str__(self) -> str:
-        return ",".join(f"{name}:{size}" for name, size in self.declared)
+        axes = ", ".join(f"{name}: {size}" for name, size in self.declared)
+        return f"{{ {axes} }}" if axes else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,17 +32,19 @@ def print_program(program: PlacedProgram) -> str:
 
 
 def mesh_text(mesh: Mesh) -> str:
-    """`square (rows 2, cols 2)`; `line (pipe 4; micro 8)` with axes in time.
+    """`square { rows: 2, cols: 2 }`; `line { pipe: 4; micro: 8 }` with axes in time.
 
-    Behind them stand blocks of given sizes: `line (pipe 2) (layers over pipe 3 5)`.
+    Blocks of given sizes follow: `line { pipe: 2 } (layers over pipe 3 5)`.
     """
     axes = (mesh.axes, mesh.moments) if mesh.moments else (mesh.axes,)
-    texts = (", ".join(f"{axis} {size}" for axis, size in part) for part in axes)
+    texts = (", ".join(f"{axis}: {size}" for axis, size in part) for part in axes)
     blocks = (
         f"{dim} over {' '.join(over)} {' '.join(map(str, sizes))}"
         for dim, over, sizes in mesh.given
     )
-    return f"{mesh.name} ({'; '.join(texts)})" + (f" ({', '.join(blocks)})" if mesh.given else "")
+    name = f"{mesh.name} " if mesh.name.isidentifier() else ""
+    sizes = f"{name}{{ {'; '.join(texts)} }}" if mesh.axes else f"{name}{{}}"
+    return f"{sizes} ({', '.join(blocks)})" if mesh.given else sizes
 
 
 def step_text(step: Step) -> str:

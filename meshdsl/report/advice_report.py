@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
+from meshdsl.pipeline import Compilation
 from meshdsl.placed.layout import rule_text
 from meshdsl.report.document import (
     Block,
@@ -22,6 +23,7 @@ from meshdsl.report.document import (
     duration,
     human,
     line,
+    mesh_text,
 )
 from meshdsl.report.predicted_times import BOUNDS, times
 from meshdsl.report.search_result import told
@@ -166,6 +168,15 @@ def _rules(plan: Candidate) -> list[str]:
     return [*rules, *map(str, (*plan.cuts, *plan.execution.settings))]
 
 
+def same_program(made: Compilation) -> list[str]:
+    """The options of commands for the program of a compilation: which one, its dtype, its sizes."""
+    options, several = made.options, len(made.declarations.programs) > 1
+    words = ["--program", made.named.name] if several else []
+    words += ["--dtype", options.dtype] if options.dtype else []
+    sizes = [f"{dim}={size}" for dim, size in options.set_dims.items()]
+    return [*words, *(["--set", *sizes] if sizes else [])]
+
+
 def _commands(advice: Advice, file: str, options: Sequence[str]) -> list[str]:
     """Commands that show the plan, and that write it into the file."""
     problem, best = advice.problem, advice.best
@@ -295,7 +306,7 @@ def _blocks(facts: AdviceFacts) -> Iterator[Block]:
     plans = {plan["name"]: plan for plan in facts["plans"]}
     best = plans["advised"]
     devices = counted(facts["devices"], "device")
-    axes = ", ".join(f"{axis}:{size}" for axis, size in facts["mesh"].items())
+    axes = mesh_text(facts["mesh"])
     where = f"mesh {axes} ({devices})" if axes else devices
     head = f"{facts['program']} on {where} of {facts['cluster']}: {facts['advice']}."
     yield Paragraph((Piece(head, "strong"),))

@@ -247,8 +247,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:
-    """The axes of a mesh and their sizes: `rows:2, cols:2`; nothing for one without axes."""
-    return ", ".join(f"{axis}:{size}" for axis, size in mesh.items())
+    """The axes of a mesh and their sizes, `{ rows: 2, cols: 2 }`; nothing for one without axes."""
+    axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.items())
+    return f"{{ {axes} }}" if axes else ""
 
 
 def aligned(table: list[list[str]]) -> list[str]:

@@ -39,7 +39,7 @@ def methods_facts(found: MethodComparison, file: str) -> MethodsFacts:
 def methods_shown(found: MethodComparison) -> Document:
     """The table for people, with the methods that have no answer below it."""
     problem = found.problem
-    mesh = str(problem.mesh).replace(",", ", ") or "one device"
+    mesh = str(problem.mesh) or "one device"
     mesh = f"every mesh of {found.devices} devices" if found.devices else mesh
     cluster = f" of {problem.timing.cluster.name}" if problem.timing else ""
     head = title(f"{problem.program.name} on {mesh}{cluster}", found.rows, problem.objective)

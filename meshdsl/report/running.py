@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import counted
 from meshdsl.ir.types import TensorType
-from meshdsl.report.document import Block, Grid, line
+from meshdsl.report.document import Block, Grid, line, mesh_text
 from meshdsl.report.schema import RanProgram, SentFacts, ValueFacts
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def headline(made: Compilation, engine: str) -> str:
     source = program.placed
     if engine == "reference":
         return f"{source.named.name}: one device, numpy float64"
-    mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.declared) or "one device"
+    mesh = mesh_text(dict(program.mesh.declared)) or "one device"
     return (
         f"{source.named.name} under layout {source.layout} on {mesh}: "
         f"{counted(program.mesh.devices, 'device')}, engine {engine}"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 
 from meshdsl.placed.placements import Mesh
@@ -177,7 +178,7 @@ def block_of(found: SearchResult, plan: Candidate, name: str = NAME, stamp: str 
 
 def _head(found: SearchResult) -> str:
     problem = found.problem
-    where = f"--mesh {problem.mesh}"
+    where = f"--mesh {shlex.quote(str(problem.mesh))}"
     if problem.timing is not None:
         where += f" --cluster {problem.timing.cluster.name}"
     proof = "least of all" if found.proven else "best found"
@@ -238,7 +239,7 @@ def _scope(found: SearchResult) -> str:
     of = "tensors" if count.level == "L3" else "functions and parameters"
     words += [f"{count.steps:,} with rules for {of}"] if count.steps else []
     words += [f"{counted(count.pipelines, 'pipeline')} evaluated"] if count.pipelines else []
-    mesh = str(problem.mesh).replace(",", ", ") or "one device"
+    mesh = str(problem.mesh) or "one device"
     layouts = ("at least " if count.cut else "") + counted(count.valid, "layout")
     return (
         f"{problem.program.name} on {mesh}{cluster}: {layouts} ({count.level}): {', '.join(words)}"

@@ -18,8 +18,7 @@ from meshdsl.syntax.tokens import is_name
 def written(mesh: Mesh) -> str:
     """The declaration of a mesh."""
     name = mesh.name if mesh.name.isidentifier() else "found"
-    axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.declared)
-    return f"mesh {name} = {{ {axes} }}"
+    return f"mesh {name} = {mesh}"
 
 
 def block(name: str, head: str, plan: Candidate, told: dict[str, str]) -> str:

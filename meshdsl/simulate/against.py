@@ -14,6 +14,7 @@ from meshdsl.device.ir import DeviceProgram
 from meshdsl.diagnostics import fail
 from meshdsl.disk_cache import checked, parsed
 from meshdsl.records import dataclass
+from meshdsl.report.document import mesh_text
 from meshdsl.simulate.timeline import Timeline
 from meshdsl.simulate.trace import COMPUTE_THREAD, TraceFile
 
@@ -126,7 +127,7 @@ def refuse_other(path: Path, trace: TraceFile, program: DeviceProgram) -> None:
 
 def _said(value: object) -> str:
     if isinstance(value, Mapping):
-        return ",".join(f"{axis}:{size}" for axis, size in value.items()) or "of one device"
+        return mesh_text(value) or "of one device"
     return f"`{value}`"
 
 

@@ -143,6 +143,8 @@ def parse_scheduled(source: Source) -> tuple[ast.CallExpr | None, tuple[Diagnost
     from meshdsl.syntax.tokens import lex, significant, too_deep, too_large
 
     words = [word for word in lex(source) if word.type != "_NL"]
+    if words and words[0].type == "WITH":  # as a layout has it
+        words = words[1:]
     beyond = too_large(source, words) or too_deep(source, words)
     if beyond is not None:
         return None, (beyond,)
@@ -154,6 +156,36 @@ def parse_scheduled(source: Source) -> tuple[ast.CallExpr | None, tuple[Diagnost
         case (ast.LayoutDecl(schedule=ast.CallExpr() as call),) if not errors and not more:
             return call, ()
     return None, (*errors, *more)
+
+
+def parse_mesh(source: Source) -> tuple[ast.MeshDecl | None, tuple[Diagnostic, ...]]:
+    """The tree of a mesh that is written out, or what is wrong with it.
+
+    It is what is printed of one: all of it, or `{ rows: 2, cols: 2 }`, with or without its name.
+    """
+    from lark import Token
+
+    from meshdsl.syntax.build import build_file
+    from meshdsl.syntax.recover import parse_tree
+    from meshdsl.syntax.tokens import lex, significant, too_deep, too_large
+
+    words = lex(source)
+    beyond = too_large(source, words) or too_deep(source, words)
+    if beyond is not None:
+        return None, (beyond,)
+    own = list(significant(words))
+    at = next((i for i, word in enumerate(own) if word.type == "LBRACE"), 0)
+    kinds, given = ("MESH", "NAME", "EQUAL"), {word.type: word for word in own[:at]}
+    if own and [word.type for word in own[:at]] == [kind for kind in kinds if kind in given]:
+        start = own[at].start_pos  # what is missing of `mesh square =`
+        head = [given.get(k) or Token(k, "", start_pos=start, end_pos=start) for k in kinds]
+        own = [*head, *own[at:]]
+    tree, errors = parse_tree(source, own)
+    file, more = build_file(source, tree)
+    match file.declarations:
+        case (ast.MeshDecl() as mesh,) if not errors and not more:
+            return mesh, ()
+    return None, (*errors, *more)[:1]
 
 
 def parse_layout(source: Source) -> tuple[ast.LayoutDecl | None, tuple[Diagnostic, ...]]:

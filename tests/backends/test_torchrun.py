@@ -166,7 +166,7 @@ def test_a_process_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch
 
 FAILS = "raise ValueError('no luck')"
 SIX = {"RANK": "0", "WORLD_SIZE": "6", "MASTER_ADDR": "127.0.0.1"}
-TOO_FEW = "error: this program is for 8 devices (rows 2 x cols 4), but 6 started\n"
+TOO_FEW = "error: this program is for 8 devices, { rows: 2, cols: 4 }, but 6 started\n"
 RIGHT = "run: torchrun --nproc-per-node 8 prog.py --seed 7\n"
 ALONE = {
     "too few": (["--seed", "7"], SIX, 2, TOO_FEW),

@@ -173,7 +173,7 @@ def test_six_processes_for_eight_devices(cli: Cli) -> None:
     fork = Fork(_one_of_six)
     _, err = fork.communicate()
     assert fork.returncode == 2
-    assert "this program is for 8 devices (data 2 x tp 4), but 6 started" in err
+    assert "this program is for 8 devices, { data: 2, tp: 4 }, but 6 started" in err
     assert "run: torchrun --nproc-per-node 8 prog.py --seed 3" in err
     assert "Traceback" not in err
 

@@ -410,7 +410,7 @@ def test_a_checkpoint_of_another_program_is_refused(points: str, cli: Cli) -> No
 
 
 WRONG: dict[str, tuple[str, ...]] = {
-    "--engine cloud": ("MD0602", "there are local, torchrun"),
+    "--engine cloud": ("MD0602", "write `--engine local`, `--engine torchrun`"),
     "--tokens words": ("MD0602", "there are chars, bytes"),
     "--batch bach": ("MD0602", "did you mean `batch`?"),
     "--out o.txt": ("MD0602", "--out o.npz"),
@@ -501,5 +501,5 @@ def test_with_nothing_to_replace_resume_is_left_out(
     Path("log").touch()
     log = () if "--log" in more else ("--log", "log") if more else ()
     given = ("--steps", "1", "--checkpoint", "ck", *log, *more)
-    assert "help: leave `--resume` out to begin" in train(cli, *given, "--resume", code=2)
+    assert "help: leave out `--resume`" in train(cli, *given, "--resume", code=2)
     train(cli, *given)

@@ -150,7 +150,9 @@ def test_an_uneven_axis_is_refused_with_the_nearest_mesh(
 ) -> None:
     with pytest.raises(DiagnosticError, match="MD0323") as raised:
         Timing(H100, _mesh(**axes))
-    assert raised.value.diagnostics[0].help == f"the nearest mesh that does not: `{nearest}`"
+    assert raised.value.diagnostics[0].help == (
+        f"the nearest mesh that does not: `{{ {nearest.replace(':', ': ').replace(',', ', ')} }}`"
+    )
 
 
 def test_a_mesh_larger_than_the_cluster_is_refused() -> None:

@@ -289,7 +289,7 @@ async def test_lenses_hints_and_hovers_follow_the_chosen_layout(editor: Editor) 
     before = await lenses()
     assert before[18] == "all_reduce 64 KiB"
     assert (before[8], before[9]) == ("chosen", "choose this layout")
-    assert before[12].startswith("hybrid on rows:2, cols:2: 2 collectives, 64 KiB sent")
+    assert before[12].startswith("hybrid on { rows: 2, cols: 2 }: 2 collectives, 64 KiB sent")
     assert (await hints())[17] == "[batch 64→32, hidden 2048→1024]"
     assert (await hints())[13] == " 2048→1024"
     told = await hover("y = ")

@@ -80,8 +80,8 @@ def test_random_programs(case):
 
 INPUT = "  input %0 x : f32[a 4]\n"
 LOOP = "  repeat k 3\n    carry %1 h : f32[a 4] = %0\n"
-PLACED_HEAD = "program p, mesh m (data 2), layout l, reduce deferred\n"
-DEVICE_HEAD = "program p on each of 2 devices, mesh m (data 2)\n"
+PLACED_HEAD = "program p, mesh m { data: 2 }, layout l, reduce deferred\n"
+DEVICE_HEAD = "program p on each of 2 devices, mesh m { data: 2 }\n"
 
 REFUSED = [
     ("named", "", "a program has one first line"),

@@ -25,8 +25,8 @@ from meshdsl.schedule.verification import printed
 from tests.ir_text import generic as ir
 from tests.ir_text.generic import Fields, IRLine, Scanner
 
-_HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce ([\w-]+)")
-_MESH = re.compile(r"(\S+) \(([^)]*)\)(?: \((.*)\))?")
+_HEAD = re.compile(r"program (\w+), mesh (.*[})]), layout (.*), reduce ([\w-]+)")
+_MESH = re.compile(r"(?:(\S+) )?\{ ([^}]*) \}(?: \((.*)\))?")
 _GIVEN = re.compile(r"(\S+) over (.*?)((?: \d+)+)")
 
 
@@ -36,14 +36,14 @@ def parse_program(text: str) -> PlacedProgram:
 
 
 def parse_mesh(text: str) -> Mesh:
-    """`square (rows 2, cols 2)`; `line (pipe 4; micro 8) (layers over pipe 3 5)`."""
+    """`square { rows: 2, cols: 2 }`; `line { pipe: 4; micro: 8 } (layers over pipe 3 5)`."""
     match_ = _MESH.fullmatch(text)
     assert match_, f"no mesh: {text}"
-    pairs = ([axis.split(" ") for axis in part.split(", ")] for part in match_[2].split("; "))
+    pairs = ([axis.split(": ") for axis in part.split(", ")] for part in match_[2].split("; "))
     axes, *times = (tuple((name, int(size)) for name, size in part) for part in pairs)
     texts = (_GIVEN.fullmatch(item) for item in match_[3].split(", ")) if match_[3] else ()
     blocks = ((m[1], tuple(m[2].split(" ")), tuple(map(int, m[3].split()))) for m in texts if m)
-    return Mesh(match_[1], axes, times[0] if times else (), tuple(blocks))
+    return Mesh(match_[1] or "mesh", axes, times[0] if times else (), tuple(blocks))
 
 
 def parse_placed_type(

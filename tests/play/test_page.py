@@ -122,10 +122,10 @@ def test_errors_are_listed_marked_and_mended(page: Page) -> None:
 
 def test_choices_place_the_program_otherwise(page: Page) -> None:
     page.choose("mesh", "line")
-    assert "layout megatron on mesh model:4" in page.choose("layout", "megatron")
+    assert "layout megatron on mesh { model: 4 }" in page.choose("layout", "megatron")
     page.choose("layout", "other rules")
     page.one("#rules").send_keys("batch : model")
-    assert "under layout batch:model on mesh model:4" in page.settled()
+    assert "under layout batch:model on mesh { model: 4 }" in page.settled()
     page.choose("mesh", "other axes")
     page.one("#axes").send_keys("model:2")
     assert "mesh model:2 (2 devices)" in page.settled()

@@ -99,7 +99,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """`mlp, hybrid, on rows:2,cols:2 with optimal`."""
+        """`mlp, hybrid, on { rows: 2, cols: 2 } with optimal`."""
         return f"{self.file.stem}, {self.layout or self.sbp}, on {self.mesh} with {self.reduce}"
 
     def compiled(self) -> Compilation:

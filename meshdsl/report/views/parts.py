@@ -27,6 +27,7 @@ from meshdsl.report.document import (
     line,
     plain,
 )
+from meshdsl.report.document import mesh_text as axes_text
 from meshdsl.report.explanation_document import sending, tensor_item, typed
 from meshdsl.report.running import run_report
 from meshdsl.report.schema import CollectiveFacts, ReportFacts, TableFacts, TensorFacts
@@ -102,7 +103,7 @@ class MeshView(View):
         """A box for every device, with its rank."""
         from meshdsl.report.pictures import mesh_picture, mesh_text
 
-        axes = f"{{ {', '.join(f'{a}: {n}' for a, n in self.mesh.axes)} }}"
+        axes = axes_text(dict(self.mesh.axes))
         name = "" if self.mesh.name == "mesh" else f"{self.mesh.name} "
         caption = (Piece("mesh "), Piece(f"{name}{axes}", "code"))
         return (Picture(lambda: mesh_picture(self.mesh), mesh_text(self.mesh), caption),)
