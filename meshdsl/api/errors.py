@@ -12,8 +12,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from meshdsl import option_edits
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
+from meshdsl.option_edits import in_python as as_argument
+from meshdsl.option_edits import shown as as_option
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -136,7 +137,7 @@ def _options_in_python(diagnostic: Diagnostic) -> str:
     """The help with options as arguments of a call."""
     help = diagnostic.help or ""
     for edit in (edit for fix in diagnostic.fixes for edit in fix.options):
-        help = help.replace(f"`{option_edits.shown(edit)}`", f"`{option_edits.in_python(edit)}`")
+        help = help.replace(f"`{as_option(edit)}`", f"`{as_argument(edit)}`")
     help = _OPTION.sub(r'`\1="\2"`', help)
     help = _SETTING.sub(lambda match: f"`{match[1].replace(' ', ', ')}`", help)
     help = _SIZES.sub(r'`dims=md.sizes("\1")`', help)
