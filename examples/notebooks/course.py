@@ -1,4 +1,4 @@
-"""What the notebooks of this folder use: `check` a text, say what is `sent`, draw `Curves`."""
+"""What the notebooks of this folder use: `check` a text, say what is `sent`, draw pictures."""
 
 import json
 import os
@@ -45,6 +45,96 @@ def sent(plan: Plan) -> None:
 
 LINES = ("#1f5fbf", "#b3541e", "#2e7d4f", "#7a3fa0", "#8a6d00")
 """The colours of curves."""
+
+
+DEVICES = ("#9ecae9", "#ffd28f", "#a8d8a0", "#d7bde2")
+"""The colours of devices, as in the pictures of plans; lines from a device are in `LINES`."""
+
+
+class Routes:
+    """A picture of tokens on their way to experts. As text it is a table of how many go where.
+
+    `dispatch[device, token, expert, slot]` is 1 where a token is in a slot of an expert, else 0.
+    Device `i` has the tokens `dispatch[i]` and expert `i`. A token has so many `choices`.
+    """
+
+    def __init__(self, dispatch: Any, choices: int) -> None:
+        self.dispatch, self.choices = dispatch, choices
+
+    def __repr__(self) -> str:
+        sent = self.dispatch.sum(axis=(1, 3)).astype(int)
+        dropped = self.choices * self.dispatch.shape[1] - sent.sum(axis=1)
+        head = "".join(f"  expert {e}" for e in range(sent.shape[1]))
+        rows = [
+            f"device {d} sends to{''.join(f'{n:10}' for n in row)}{dropped[d]:9}"
+            for d, row in enumerate(sent)
+        ]
+        return "\n".join([f"{'':17}{head}  dropped", *rows])
+
+    def _repr_svg_(self) -> str:
+        devices, tokens, experts, slots = self.dispatch.shape
+        row, gap, right, top = 17, 16, 370, 22
+        places = devices * slots
+        height = max(tokens, places) * row + gap
+        parts = [
+            f'<text x="{x}" y="12" font-weight="bold">{said}</text>'
+            for x, said in ((0, "tokens of a device"), (right, "slots of its expert"))
+        ]
+        boxes, lines = [], []
+        for d in range(devices):
+            down = top + d * height + (height - gap - tokens * row) / 2
+            parts.append(f'<text x="0" y="{down + tokens * row / 2 + 4:.0f}">device {d}</text>')
+            for t in range(tokens):
+                y = down + t * row
+                lost = int(self.choices - self.dispatch[d, t].sum())
+                boxes.append(_box(140, y, DEVICES[d], str(t)))
+                if lost:
+                    said = f"{lost} dropped"
+                    boxes.append(f'<text x="74" y="{y + 12:.0f}" fill="#b00020">{said}</text>')
+                for e, s in zip(*self.dispatch[d, t].nonzero(), strict=True):
+                    to = top + e * height + (height - gap - places * row) / 2
+                    to += (d * slots + s) * row + row / 2
+                    dash = ' stroke-dasharray="3 3"' if d == e else ""
+                    start, bend = y + row / 2, (168 + right) / 2
+                    way = f"M168 {start:.0f} C{bend:.0f} {start:.0f}"
+                    way += f" {bend:.0f} {to:.0f} {right} {to:.0f}"
+                    look = f'fill="none" stroke="{LINES[d]}" stroke-width="1.4"{dash}'
+                    lines.append(f'<path d="{way}" {look}/>')
+        for e in range(experts):
+            down = top + e * height + (height - gap - places * row) / 2
+            for d in range(devices):
+                for s in range(slots):
+                    there = self.dispatch[d, :, e, s].nonzero()[0]
+                    fill, said = (DEVICES[d], str(there[0])) if len(there) else ("#ffffff", "")
+                    boxes.append(_box(right, down + (d * slots + s) * row, fill, said))
+            used = int(self.dispatch[:, :, e].sum())
+            y = down + places * row / 2
+            parts.append(f'<text x="{right + 40}" y="{y:.0f}">device {e}, expert {e}:</text>')
+            parts.append(f'<text x="{right + 40}" y="{y + 16:.0f}">{used} of {places} slots</text>')
+        said = (
+            "dashed: stays on its device; white: an empty slot, which is sent and multiplied, too"
+        )
+        bottom = top + devices * height
+        parts.append(f'<text x="0" y="{bottom + 8}" fill="#57606a">{said}</text>')
+        return drawn(right + 160, bottom + 16, [*parts, *lines, *boxes])
+
+
+def _box(x: float, y: float, fill: str, said: str) -> str:
+    """A token or a slot, with its number."""
+    look = f'width="28" height="14" fill="{fill}" stroke="#57606a" stroke-width="0.8"'
+    number = (
+        f'<text x="{x + 14}" y="{y + 11.5:g}" text-anchor="middle" font-size="11">{said}</text>'
+    )
+    return f'<rect x="{x}" y="{y + 1:g}" {look}/>{number}'
+
+
+def drawn(width: float, height: float, parts: list[str]) -> str:
+    """A picture of so many pixels, with a margin and a background."""
+    total = width + 16, height + 16
+    frame = f'width="{total[0]}" height="{total[1]}" viewBox="-8 -8 {total[0]} {total[1]}"'
+    back = f'<rect x="-8" y="-8" width="{total[0]}" height="{total[1]}" fill="#ffffff"/>'
+    style = 'font-family="sans-serif" font-size="12"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {style}>{back}{"".join(parts)}</svg>'
 
 
 class Curves:

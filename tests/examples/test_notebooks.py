@@ -260,6 +260,36 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
             for three in ((8, 8, 8), (5, 8, 8), (4, 4, 7))
         ],
     ),
+    ("07", 0): (
+        [{"bytes_of_four": n} for n in (629_145_600, 629_145_600.0, 4 * 15 * 2**21 * 5)],
+        [{"bytes_of_four": 4 * n} for n in (8192 * 4096 * 2, 20_480 * 8192, 16_384 * 8192)],
+    ),
+    ("07", 1): (
+        [{"factor": f} for f in (1.1875, Fraction(38, 32), 1.17)],
+        [{"factor": f} for f in (1.0, 1.25, 1.15)],
+    ),
+    ("07", 2): (
+        [
+            {"balance_loss": f"lambda z: {told}"}
+            for told in (
+                "8 * (np.bincount(z.argmax(-1), minlength=8) / len(z) * softmax(z).mean(0)).sum()",
+                "64 * (np.eye(8)[z.argmax(-1)].mean(0) * softmax(z).mean(0)).mean()",
+                "8 * sum((z.argmax(-1) == e).mean() * softmax(z)[:, e].mean() for e in range(8))",
+            )
+        ],
+        [
+            {"balance_loss": f"lambda z: {told}"}
+            for told in (
+                "8 * (softmax(z).mean(0) ** 2).sum()",
+                "(np.eye(8)[z.argmax(-1)].mean(0) * softmax(z).mean(0)).sum()",
+                "8 * (np.eye(8)[z.argmax(-1)].mean(0) ** 2).sum()",
+            )
+        ],
+    ),
+    ("07", 3): (
+        [{"choice": c} for c in ((4, 1, 4), [4, 1, 4], (2 + 2, 1, 2**2))],
+        [{"choice": c} for c in ((8, 1, 2), (1, 1, 16), (16, 1, 1))],
+    ),
 }
 """Right and wrong answers: what an exercise gives values to; a text is an expression.
 
@@ -268,9 +298,14 @@ The one of notebook 4 compiles 13e9 parameters each time.
 
 
 ANSWERS |= MORE
-READ_WHOLE = ("06",)
-"""Notebooks whose exercises are about what is computed before them; others need
-their first cell, with the imports, and the cells with the tag `used`."""
+READ = {
+    "06": ("",),
+    "07": ("E, K =", "def gate", "def softmax", "staged ="),
+}
+"""Of notebooks whose exercises use what is before them, the cells with these texts.
+
+Others need their first cell, with the imports, and the cells with the tag `used`.
+"""
 AFTER = (("01", 2),)
 """Exercises that use what the check before them defines."""
 
@@ -282,9 +317,11 @@ def namespace(number: str) -> dict[str, Any]:
     cells = [c for c in MAKER["unexecuted"](script).cells if c.cell_type == "code"]
     plain = [c for c in cells if c.metadata.get("tags", ["used"]) == ["used"]]
     known: dict[str, Any] = {"__name__": "notebook", "cells": cells}
+    read = READ.get(number, ())
     for cell in plain:
-        if number in READ_WHOLE or cell is plain[0] or cell.metadata.get("tags"):
-            run(cell.source, known, f"<{cell['id']}>")
+        used = cell is plain[0] or cell.metadata.get("tags")
+        if used or any(text in cell.source for text in read):
+            told(known, cell)
     return known
 
 
@@ -298,7 +335,7 @@ def told(known: dict[str, Any], cell: Json) -> str:
     """What a cell prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        run(cell.source, known, "<cell>")
+        run(str(cell.source), known, f"<{cell['id']}>")
     return printed.getvalue()
 
 
@@ -308,6 +345,7 @@ def test_right_answers_are_right_and_wrong_ones_are_not(
 ) -> None:
     """And nothing that is said of a wrong one is the number that is asked for."""
     monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.chdir(FOLDER)
     known = dict(namespace(number))
     notebook = MAKER["nbformat"].from_dict({"cells": known.pop("cells")})
     pairs = list(zip(tagged(notebook, "exercise"), tagged(notebook, "check"), strict=True))

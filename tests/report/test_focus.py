@@ -108,9 +108,7 @@ def test_a_tensor_where_it_is_made_and_sent() -> None:
 
 def test_a_tensor_by_the_last_part_of_its_name_and_in_a_bucket() -> None:
     assert "attention.q  f32[" in shown(TRANSFORMER, tensor="q")
-    assert "of a subexpression (`attention`)" in shown(
-        TRANSFORMER, tensor="attention"
-    )
+    assert "of a subexpression (`attention`)" in shown(TRANSFORMER, tensor="attention")
     assert heads(shown(BUCKETS, tensor="d_embed"))
 
 
