@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl import Plan
+from meshdsl.report.memory_kinds import KINDS
+from meshdsl.report.palette import MEMORY
+from meshdsl.simulate.device_run import DeviceRun
 
 HERE = Path(__file__).resolve().parent
 """The folder of the notebooks."""
@@ -135,6 +138,95 @@ def drawn(width: float, height: float, parts: list[str]) -> str:
     back = f'<rect x="-8" y="-8" width="{total[0]}" height="{total[1]}" fill="#ffffff"/>'
     style = 'font-family="sans-serif" font-size="12"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {style}>{back}{"".join(parts)}</svg>'
+
+
+STACKED = ("params", "state", "grads", "new_grads", "gathered", "activations", "updates", "buffers")
+"""The kinds of memory from the bottom of a picture to its top."""
+
+
+class _Samples(DeviceRun):
+    """A simulated step that notes the bytes of each kind, and those of a moment as buffers."""
+
+    def _note(self, at: int) -> None:
+        held = self.held
+        kinds = ("activations", "grads", "new_grads", "gathered", "updates", "buffers")
+        moment = max(0, held.high - held.now)
+        amounts = dict(zip(kinds, held.by_kind, strict=True))
+        amounts["buffers"] += moment
+        self.__dict__.setdefault("samples", []).append((at, amounts))
+        super()._note(at)
+
+
+class MemoryOverTime:
+    """A picture of the memory of a device in a step, by kind, for plans by name. As text a table.
+
+    Times are those of a simulated step on a cluster. Plans have one scale of time and one of bytes.
+    """
+
+    def __init__(self, cluster: str = "h100", **plans: Plan) -> None:
+        self.samples: dict[str, list[tuple[float, dict[str, int]]]] = {}
+        for name, plan in plans.items():
+            timeline = plan.simulate(cluster).timeline
+            run = _Samples(timeline.program, timeline.timing, unroll=True)
+            run.walked()
+            stored = {kind: plan.memory[kind] for kind in ("params", "state")}
+            samples = run.__dict__["samples"]
+            self.samples[name] = [(at / 1e9, {**stored, **each}) for at, each in samples]
+
+    def __repr__(self) -> str:
+        rows = [["held at most, in MB", *(KINDS[k] for k in STACKED), "in all"]]
+        for name, samples in self.samples.items():
+            most = max((each for _, each in samples), key=lambda each: sum(each.values()))
+            amounts = [*(most[k] for k in STACKED), sum(most.values())]
+            rows.append([name, *(f"{n / 1e6:,.0f}" for n in amounts)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
+        )
+
+    def _repr_svg_(self) -> str:
+        left, width, height, step = 120, 520, 90, 122
+        ends = [samples[-1][0] for samples in self.samples.values()]
+        sums = [sum(each.values()) for s in self.samples.values() for _, each in s]
+        across, up = width / max(ends), height / max(sums)
+        parts, x = [], 0.0
+        there = [k for k in STACKED if any(e[k] for s in self.samples.values() for _, e in s)]
+        for kind in there:
+            parts.append(f'<rect x="{x:g}" y="0" width="11" height="11" {_look(kind)}/>')
+            parts.append(f'<text x="{x + 15:g}" y="10" font-size="11">{KINDS[kind]}</text>')
+            x += 28 + 6 * len(KINDS[kind])
+        for number, (name, samples) in enumerate(self.samples.items()):
+            bottom = 24 + number * step + height
+            most = max(sum(each.values()) for _, each in samples)
+            said = f"{most / 1e6:,.0f} MB at most"
+            parts.append(f'<text x="0" y="{bottom - height + 12}">{escape(name)}</text>')
+            small = 'font-size="11" fill="#57606a"'
+            parts.append(f'<text x="0" y="{bottom - height + 28}" {small}>{said}</text>')
+            columns: dict[int, dict[str, int]] = {}
+            for at, each in samples:  # in each pixel the moment with the most
+                column = int(at * across)
+                before = columns.get(column, {})
+                if sum(each.values()) >= sum(before.values()):
+                    columns[column] = each
+            for kind in reversed(there):
+                below = STACKED[: STACKED.index(kind) + 1]
+                line = f"M{left} {bottom}"
+                for column, each in sorted(columns.items()):
+                    y = bottom - up * sum(each[k] for k in below)
+                    line += f" H{left + column} V{y:.1f}"
+                end = left + samples[-1][0] * across
+                parts.append(f'<path d="{line} H{end:.1f} V{bottom} Z" {_look(kind)}/>')
+            parts.append(f'<path d="M{left} {bottom} h{width}" stroke="#57606a"/>')
+            took = f"{samples[-1][0]:.1f} ms"
+            at = left + samples[-1][0] * across
+            small += ' text-anchor="end"'
+            parts.append(f'<text x="{at:.0f}" y="{bottom + 14}" {small}>{took}</text>')
+        return drawn(max(left + width + 10, x), 24 + len(self.samples) * step, parts)
+
+
+def _look(kind: str) -> str:
+    """How a kind of memory is drawn."""
+    return f'fill="{MEMORY[kind]}" stroke="#1b1f24" stroke-width="0.5"'
 
 
 class Curves:

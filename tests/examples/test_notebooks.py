@@ -171,6 +171,13 @@ BOOK = ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2
 GREEDY = "F0 F1 F2 F3 I0 I1 I2 I3 W0 W1 W2 W3"
 ASIDE = "F0 I0 W0 F1 I1 F2 I2 W1 F3 I3 W2 W3"
 
+ADAM = "(md.adam(lr=1e-4, compute='bf16'), [])"
+HOST = ADAM.replace("[]", "['state: memory = host']")
+HALF = ADAM.replace("[]", "['params: memory = host']")
+BOTH = ADAM.replace("[]", "['params: memory = host', 'state: memory = host']")
+LESS = "(md.adafactor(lr=1e-4, compute='bf16'), [])"
+SGD = "(md.sgd(lr=1e-4, compute='bf16'), [])"
+
 ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     ("01", 1): (
         [{"bytes_each": n, "bytes_in_all": 32 * n} for n in (16_384, 16_384.0, 2**14)],
@@ -290,6 +297,24 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
         [{"choice": c} for c in ((4, 1, 4), [4, 1, 4], (2 + 2, 1, 2**2))],
         [{"choice": c} for c in ((8, 1, 2), (1, 1, 16), (16, 1, 1))],
     ),
+    ("08", 0): (
+        [{"devices_gb": n, "devices_gib": 41} for n in (44, 44.0, Fraction(44))],
+        [{"devices_gb": a, "devices_gib": b} for a, b in ((43, 41), (44, 44), (45, 41))],
+    ),
+    ("08", 1): (
+        [{"length": n} for n in (8, 4, 2**3)],
+        [{"length": n} for n in (64, 1, 12)],
+    ),
+    ("08", 2): (
+        [
+            {"ways": f"[{HOST}, {one}, {other}]"}
+            for one, other in ((BOTH, LESS), (LESS, SGD), (SGD, BOTH))
+        ],
+        [
+            {"ways": f"[{HOST}, {one}, {other}]"}
+            for one, other in ((HOST, LESS), (LESS, ADAM), (SGD, HALF))
+        ],
+    ),
 }
 """Right and wrong answers: what an exercise gives values to; a text is an expression.
 
@@ -301,6 +326,7 @@ ANSWERS |= MORE
 READ = {
     "06": ("",),
     "07": ("E, K =", "def gate", "def softmax", "staged ="),
+    "08": ("def gpt", "def segmented"),
 }
 """Of notebooks whose exercises use what is before them, the cells with these texts.
 
