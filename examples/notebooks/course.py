@@ -246,6 +246,10 @@ class Curves:
         ]
         return "\n".join([self.title, head, *rows])
 
+    def save(self, path: str) -> None:
+        """Write the picture as an SVG file."""
+        Path(path).write_text(self._repr_svg_(), encoding="utf-8", newline="\n")
+
     def _repr_svg_(self) -> str:
         left, top, width, height = 40, 26, 420, 170
         most = max((y for each in self.values.values() for y in each.values()), default=1) or 1
