@@ -71,9 +71,9 @@ def layouts(example: str) -> list[str]:
 
 EXAMPLES = [path.stem for path in matching("examples/*.mdsl")]
 ALL = "MESHDSL_CASES" in os.environ
-_SOME = ("alexnet", "digits_async", "dlrm", "matmul", "mlp", "moe", "nmt")
+_SOME = ("digits_async", "dlrm", "matmul", "moe")
 SOME = EXAMPLES if ALL else [example for example in EXAMPLES if example in _SOME]
-"""Images, a pipeline, tables, sizes of its own, few rules and many, experts and states.
+"""A pipeline, tables, few rules, and experts with sizes of their own.
 
 For what each example shows alike; all of them with `MESHDSL_CASES`."""
 
