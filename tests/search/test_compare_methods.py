@@ -60,7 +60,7 @@ def without_seconds(facts: dict[str, Any]) -> dict[str, Any]:
     return {**facts, "methods": [{**m, "seconds": 0} for m in facts["methods"]]}
 
 
-@pytest.mark.parametrize(("text", "mesh", "options"), some(QUESTIONS))
+@pytest.mark.parametrize(("text", "mesh", "options"), some(QUESTIONS, of=3))
 def test_no_method_is_below_what_is_proven(
     text: str, mesh: str, options: list[str], cli: Cli
 ) -> None:
