@@ -17,13 +17,13 @@ LONGEST = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class CommandLine:
     """The words of a command, and of each option the names it has and whether it takes a value."""
 
     words: tuple[str, ...]
     options: Mapping[str, tuple[frozenset[str], bool]]
 
-    def after(self, fix: Fix) -> Arguments | None:
+    def after(self, fix: Fix) -> CommandLine | None:
         """The arguments with a fix carried out; None where it does not change these alone."""
         edits = of_command(fix)
         if edits is None:
@@ -31,7 +31,7 @@ class Arguments:
         words: list[str] | None = list(self.words)
         for edit in edits:
             words = words and self._edited(words, edit)
-        return Arguments(tuple(words), self.options) if words else None
+        return CommandLine(tuple(words), self.options) if words else None
 
     def _edited(self, words: list[str], edit: OptionEdit) -> list[str] | None:
         """The words after one edit; None where what it replaces is not among them."""
@@ -116,7 +116,7 @@ def corrected(diagnostic: Diagnostic) -> str | None:
     return None if text is None or len(text) > LONGEST else text
 
 
-def arguments(parser: Any, words: Iterable[str]) -> Arguments:
+def arguments(parser: Any, words: Iterable[str]) -> CommandLine:
     """The words of a command with what its parser says of options."""
     given = tuple(words)
     commands = getattr(parser, "commands", None)
@@ -127,4 +127,4 @@ def arguments(parser: Any, words: Iterable[str]) -> Arguments:
         names = frozenset(parameter.opts)
         takes_value = not getattr(parameter, "is_flag", False)
         options |= dict.fromkeys(names, (names, takes_value))
-    return Arguments(given, options)
+    return CommandLine(given, options)
