@@ -9,6 +9,8 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Edit,
+    Fix,
     Source,
     Span,
     fail,
@@ -19,6 +21,7 @@ from meshdsl.placed.layout import axes_of, resolve_mesh
 from meshdsl.placed.place import check_policy
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import removal
 
 OPTIONS = {"layout": "--layouts", "sbp": "--sbp"}
 
@@ -142,7 +145,9 @@ def _named(
 def _once(part: str, span: Span, found: dict[str, Span]) -> None:
     if part in found:
         message = f"the column `{part}` is asked for twice"
-        fail("MD0606", message, span, help="name it once: equal columns say nothing new")
+        fix = removal(span, f"leave out one `{part}`")
+        help = f"{fix.title}: equal columns say nothing new"
+        fail("MD0606", message, span, help=help, fixes=(fix,))
     found[part] = span
 
 
@@ -156,8 +161,10 @@ def _parts(text: str, option: str) -> Iterator[tuple[str, Span]]:
         span = Span(source, first, first + max(1, len(bare.strip())))
         start += len(bare) + 1
         if not bare.strip():
-            help = f"separate the columns by single commas: `{option} a,b`"
-            fail("MD0601", f"`{option}` has an empty place", span, help=help)
+            comma = Span(source, first - 1, first) if first else Span(source, 0, 1)
+            fix = Fix("leave out the comma", (Edit(comma, ""),))
+            help = f"{fix.title}; columns are written `{option} a,b`"
+            fail("MD0601", f"`{option}` has an empty place", span, help=help, fixes=(fix,))
         yield part.strip(), span
 
 

@@ -27,6 +27,11 @@ def give(option: str, value: str | bool = True, old: str | None = None, safe: bo
     return Fix(f"{_verb(edit)} `{shown(edit)}`", safe=safe, options=(edit,))
 
 
+def set_size(dim: str, size: int, safe: bool = False) -> Fix:
+    """The fix that gives a dim another size."""
+    return give("--set", f"{dim}={size}", safe=safe)
+
+
 def leave_out(option: str, old: str | None = None, safe: bool = True) -> Fix:
     """The fix that removes an option; of one that is given several times, that with `old`."""
     edit = OptionEdit(option, None, old)
@@ -49,14 +54,16 @@ FEW = 6
 """So many values of an option are offered each as a fix; of more the help has the names."""
 
 
-def known_values(option: str, value: str, known: Iterable[str]) -> tuple[tuple[Fix, ...], str]:
+def known_values(
+    option: str, value: str, known: Iterable[str], few: int = FEW
+) -> tuple[tuple[Fix, ...], str]:
     """The fixes that write what was meant by `value`, and the help that offers them.
 
-    They are the values that are closest; where none is close all values, if these are few. Without
-    an `option` they replace the argument.
+    They are the values that are closest; where none is close all values, if there are no more than
+    `few`. Without an `option` they replace the argument.
     """
     values = list(known)
-    close = all_closest(value, values) or (values if len(values) <= FEW else [])
+    close = all_closest(value, values) or (values if len(values) <= few else [])
     if option:
         fixes = one_of(option, close)
     else:
@@ -90,6 +97,8 @@ def shown(edit: OptionEdit) -> str:
 def in_python(edit: OptionEdit) -> str:
     """The same as an argument of a call of the package."""
     name = _PYTHON.get(edit.option, edit.option.removeprefix("--").replace("-", "_"))
+    if not edit.option:
+        return shown(edit)
     if edit.value is None:
         return name
     if edit.option == "--set":

@@ -27,6 +27,7 @@ from meshdsl.backends.runtime.array_files import (
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX
 from meshdsl.backends.runtime.values import Array, Spec
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
+from meshdsl.option_edits import give, leave_out, refuse
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.ir import reduced_in
 from meshdsl.placed.worker_parts import workers
@@ -125,8 +126,8 @@ def check_reference(made: Compilation) -> None:
         assert made.named.goal is not None
         goal = made.named.goal
         message = f"the reference has one worker, and `{goal.optimizer.compress}` here {count}"
-        help = "verify on a mesh of one device, or without `compress`"
-        fail("MD0709", message, goal.span, help=help)
+        other = "verify on a mesh of one device, or without `compress`"
+        refuse("MD0709", message, leave_out("--verify", safe=False), other, span=goal.span)
 
 
 def _reference(
@@ -204,8 +205,11 @@ def refuse_too_large(made: Compilation, engine: str, budget: int | None) -> None
     devices = made.device.mesh.devices
     if engine == "local" and devices > MOST_DEVICES:
         message = f"the local engine runs at most {MOST_DEVICES:,} devices, not {devices:,}"
-        help = "choose a smaller mesh with `--mesh`; `explain` and `compile` work"
-        fail("MD0704", message, help=help)
+        axis, size = max(made.device.mesh.declared, key=lambda each: each[1])
+        smaller = {**dict(made.device.mesh.declared), axis: max(1, size * MOST_DEVICES // devices)}
+        mesh = ",".join(f"{name}:{number}" for name, number in smaller.items())
+        other = "`explain` and `compile` work at any size"
+        refuse("MD0704", message, give("--mesh", mesh, safe=False), other)
     each = memory(made.device)["peak"] + (PROCESS_BYTES if engine == "torchrun" else 0)
     if budget is None:
         budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -15,10 +15,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshdsl.backends.draws import index_bounds
-from meshdsl.diagnostics import Diagnostics, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostics, all_closest, fail
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import NamedProgram, Output
 from meshdsl.named.program_choice import is_trained
+from meshdsl.option_edits import advice, one_of, refuse
 from meshdsl.pipeline import Compilation, Known
 from meshdsl.records import dataclass
 
@@ -173,7 +174,8 @@ def chosen(made: Compilation, prefill: str | None = None) -> Chosen:
     if len(candidates) > 1:
         names = ", ".join(one.named.name for one, _ in candidates)
         message = f"several programs give the next token: {names}"
-        fail("MD0624", message, help="choose one with `--program`")
+        names_of = [one.named.name for one, _ in candidates]
+        refuse("MD0624", message, one_of("--program", names_of))
     return with_prefill(Chosen(candidates[0][0], None, candidates[0][1]), prefill, others)
 
 
@@ -209,8 +211,9 @@ def _reader(
     if asked == step.named.name:
         fail("MD0624", f"`{asked}` is the program of one token", help=PREFILL_FORM)
     if asked is not None and asked not in programs:
-        help = did_you_mean(asked, sorted(programs)) or PREFILL_FORM
-        fail("MD0624", f"no program `{asked}` reads prompts", help=help)
+        fixes = one_of("--prefill", all_closest(asked, sorted(programs)))
+        help = advice(fixes) if fixes else PREFILL_FORM
+        fail("MD0624", f"no program `{asked}` reads prompts", help=help, fixes=fixes)
     names = sorted(n for n in programs if n != step.named.name and asked in (None, n))
     readers = {n: known.get(n) or _of(step, n) for n in names}
     contracts = {n: prefill_of(one.named, step.named) for n, one in readers.items()}
@@ -219,7 +222,7 @@ def _reader(
         fail("MD0624", f"`{asked}` reads no prompts: {contracts.get(asked)}", help=PREFILL_FORM)
     if len(fitting) > 1:
         message = f"several programs read prompts: {', '.join(fitting)}"
-        fail("MD0624", message, help=f"choose one with `--prefill`, or `--prefill {NO_PREFILL}`")
+        refuse("MD0624", message, one_of("--prefill", [*fitting, NO_PREFILL]))
     return readers[fitting[0]] if fitting else None
 
 

@@ -13,6 +13,7 @@ from meshdsl.backends.generate.sampling import Sampling
 from meshdsl.backends.generate.task import Task
 from meshdsl.backends.generate.text_codec import TextCodec
 from meshdsl.diagnostics import counted, fail
+from meshdsl.option_edits import give, leave_out, refuse, set_size
 from meshdsl.records import dataclass
 
 NO_END = "none"
@@ -72,18 +73,21 @@ class GenerationRequest:
         if self.steps is not None and not _is_number(self.steps, 1, integer=True):
             fail("MD0627", f"the number of steps is {self.steps!r}", help="give a whole one from 1")
         if not _is_number(self.temperature, 0):
-            help = "0 takes the likeliest token, 1 draws by the model's own probabilities"
-            fail("MD0627", f"the temperature is {self.temperature!r}", help=help)
+            zero, one = (give("--temperature", value, safe=False) for value in "01")
+            help = f"{zero.title} for the likeliest token, `--temperature 1` for the probabilities"
+            message = f"the temperature is {self.temperature!r}"
+            fail("MD0627", message, help=f"{help} of the model", fixes=(zero, one))
         if self.top_k is not None and not _is_number(self.top_k, 1, integer=True):
-            help = "give a whole number from 1, or leave it out: any token may be drawn then"
-            fail("MD0627", f"top-k is {self.top_k!r}", help=help)
+            fixes = [give("--top-k", "1", safe=False), leave_out("--top-k", safe=False)]
+            refuse("MD0627", f"top-k is {self.top_k!r}", fixes)
         if not _is_number(self.top_p, 0) or not 0 < self.top_p <= 1:
-            help = "give a probability above 0; 1 is the most, the default, and leaves no token out"
-            fail("MD0627", f"top-p is {self.top_p!r}", help=help)
+            message = f"top-p is {self.top_p!r}, and a probability is above 0 and at most 1"
+            refuse("MD0627", message, leave_out("--top-p"))
         if not self.temperature and (self.top_k is not None or self.top_p < 1):
             option = "top-k" if self.top_k is not None else "top-p"
             message = f"{option} is given, and at temperature 0 no token is drawn"
-            fail("MD0627", message, help=f"give a temperature above 0, or leave {option} out")
+            fixes = [give("--temperature", "1", safe=False), leave_out(f"--{option}", safe=False)]
+            refuse("MD0627", message, fixes)
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 help = "give the text that a continuation is to end before"
@@ -98,13 +102,16 @@ class GenerationRequest:
             fail("MD0627", f"the length penalty is {self.length_penalty!r}", help=help)
         if self.beams > 1 and self.temperature:
             message = f"{self.beams} beams are asked for, and a temperature to draw tokens at"
-            fail("MD0627", message, help="leave out one of both")
+            fixes = [leave_out(o, safe=False) for o in ("--beams", "--temperature")]
+            refuse("MD0627", message, fixes)
         if self.beams > contract.rows:
             rows = f"a batch of {contract.rows}" if contract.row else "no dim for a batch"
             message = f"{self.beams} beams are asked for, and the program has {rows}"
-            help = f"`--set {contract.row}={self.beams}`, or fewer beams"
             alone = "give the token of the program a dim, as in examples/lm.mdsl"
-            fail("MD0627", message, help=help if contract.row else alone)
+            if not contract.row:
+                fail("MD0627", message, help=alone)
+            fewer = give("--beams", str(contract.rows), safe=False)
+            refuse("MD0627", message, (set_size(contract.row, self.beams), fewer))
 
     def _end_tokens(self, codec: TextCodec, known: int) -> tuple[int, ...]:
         """The tokens that end a text. Raises MD0583, MD0626 and MD0627."""

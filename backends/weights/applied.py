@@ -14,8 +14,9 @@ from meshdsl.backends.engines.execution import errors_at, refuse_too_large
 from meshdsl.backends.engines.in_process import run_local, torch_dtype
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.values import Array, Spec
-from meshdsl.diagnostics import Diagnostics, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostics, all_closest, fail
 from meshdsl.named.program_choice import is_trained
+from meshdsl.option_edits import leave_out, one_of, refuse
 from meshdsl.pipeline import Compilation, Known
 from meshdsl.records import dataclass
 
@@ -38,8 +39,8 @@ def assigning(made: Compilation, name: str) -> Compilation:
     programs = made.declarations.programs
     if name not in programs:
         others = [n for n, p in programs.items() if not is_trained(p)]
-        help = did_you_mean(name, others) or FORM
-        fail("MD0628", f"no program `{name}` is declared", help=help)
+        fixes = one_of("--apply", all_closest(name, others)) or (leave_out("--apply", safe=False),)
+        refuse("MD0628", f"no program `{name}` is declared", fixes, FORM)
     compilation = on_one_device(made, name)
     program = compilation.named
     if is_trained(programs[name]):

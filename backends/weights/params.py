@@ -14,8 +14,9 @@ from meshdsl.backends.runtime.mapped_arrays import SUFFIX, mapped_text
 from meshdsl.backends.runtime.user_files import Refused
 from meshdsl.backends.weights.model_files import ModelRefused, ModelTensor, is_model, tensors_of
 from meshdsl.backends.weights.reading import Mapped, mapped_params
-from meshdsl.diagnostics import Diagnostics, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostics, fail
 from meshdsl.named.weights import WeightMap, weight_map
+from meshdsl.option_edits import advice, give, known_values, one_of, refuse
 from meshdsl.pipeline import Compilation
 from meshdsl.syntax import ast
 
@@ -117,16 +118,17 @@ def _chosen(made: Compilation, block: str | None) -> ast.WeightsDecl:
     blocks = made.declarations.weights
     listed = ", ".join(f"`{name}`" for name in blocks)
     if block is not None and block not in blocks:
-        help = did_you_mean(block, list(blocks)) or f"declared: {listed or 'none'}"
+        fixes, help = known_values("--as", block, blocks)
         name, _, dtype = block.partition(":")
         if dtype and name in blocks:
-            help = f"write `--as {name}`: a dtype is only named for a model that is written"
-        fail("MD0552", f"no `weights {block}` is declared", help=help)
+            fixes = (give("--as", name),)
+            help = f"{advice(fixes)}: a dtype is only named for a model that is written"
+        fail("MD0552", f"no `weights {block}` is declared", help=help, fixes=fixes)
     if not blocks:
         message = f"{made.source.name} declares no `weights` block to read or write a model by"
         help = 'declare one: `weights hf { NAME: "KEY"[dims in the order of the file] }`'
         fail("MD0552", message, help=help)
     if block is None and len(blocks) > 1:
         message = f"several blocks of weights are declared: {listed}"
-        fail("MD0552", message, help=f"choose one: `--as {next(iter(blocks))}`")
+        refuse("MD0552", message, one_of("--as", blocks))
     return blocks[block] if block is not None else next(iter(blocks.values()))

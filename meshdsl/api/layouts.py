@@ -269,7 +269,8 @@ def _whole(text: str, span: Span) -> Layout:
     if node.base is not None:
         help = "pass the layout that it extends: `md.layout(…, extends=other)`"
         fail("MD0818", "a layout that is written out extends no other", span, help=help)
-    entries = (*with_span(node.rules, span), *with_span(node.settings, span))
+    rules, settings = with_span(node.rules, span), with_span(node.settings, span)
+    entries: tuple[Entry, ...] = (*rules, *settings)
     used = None if node.schedule is None else Schedule(with_span(node.schedule, span), None)
     return Layout(_layout_name(entries, used), entries, None, span, used)
 

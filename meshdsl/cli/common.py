@@ -23,7 +23,7 @@ from meshdsl.diagnostics import (
     counted,
     fail,
 )
-from meshdsl.option_edits import give, refuse
+from meshdsl.option_edits import give, refuse, replace_argument
 from meshdsl.pipeline import Compilation, Options, compile_source
 
 if TYPE_CHECKING:
@@ -224,7 +224,8 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
     if str(path) == "-":
         fail("MD0502", "`-` names no file to write", help="name a file")
     if path.is_dir():
-        fail("MD0502", f"{path} is a folder", help=f"name a file in it: {path / 'prog.py'}")
+        fix = replace_argument(str(path), str(path / "prog.py"), safe=False)
+        refuse("MD0502", f"{path} is a folder", fix, "name another file in it")
     if os.path.exists(path) and not os.path.isfile(path):
         fail("MD0502", f"{path} is no regular file", help="name a file, or leave the option out")
     if not path.parent.is_dir():

@@ -37,7 +37,9 @@ class CommandLine:
         """The words after one edit; None where what it replaces is not among them."""
         if not edit.option:
             return _replaced(words, edit)
-        given = [place for place in self._places(words, edit.option) if _has(place, edit.old)]
+        given = [place for place in self._places(words, edit.option) if _is_meant(place, edit)]
+        if edit.option == SETTING and edit.value is not None and not given:
+            return [*words, SETTING, str(edit.value)]
         new = [] if edit.value is None else [edit.option]
         new += [edit.value] if isinstance(edit.value, str) else []
         if given:
@@ -71,8 +73,15 @@ def _replaced(words: list[str], edit: OptionEdit) -> list[str] | None:
     return None
 
 
-def _has(place: tuple[int, int, str], old: str | None) -> bool:
-    return old is None or place[2] == old
+SETTING = "--set"
+"""The option that is given once for each dim."""
+
+
+def _is_meant(place: tuple[int, int, str], edit: OptionEdit) -> bool:
+    """Whether an option with its value is the one that an edit replaces."""
+    if edit.option == SETTING and isinstance(edit.value, str) and edit.old is None:
+        return place[2].partition("=")[0].strip() == edit.value.partition("=")[0]
+    return edit.old is None or place[2] == edit.old
 
 
 def of_command(fix: Fix) -> tuple[OptionEdit, ...] | None:

@@ -20,7 +20,8 @@ from meshdsl.cli.options import (
     option,
     pipeline_options,
 )
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import all_closest, fail
+from meshdsl.option_edits import advice, replace_argument
 
 if TYPE_CHECKING:
     from meshdsl.report.focus import Focus
@@ -118,6 +119,8 @@ def _explain_code(code: str) -> None:
     from meshdsl.codes import CODES
 
     if code not in CODES:
-        help = "codes stand in front of every message, such as `error[MD0301]`"
-        fail("MD0603", f"there is no code {code}", help=help)
+        where = "codes are in front of every message, such as `error[MD0301]`"
+        fixes = [replace_argument(code, near, safe=False) for near in all_closest(code, [*CODES])]
+        help = f"{advice(fixes)}; {where}" if fixes else where
+        fail("MD0603", f"there is no code {code}", help=help, fixes=tuple(fixes))
     typer.echo(CODES[code].explanation.rstrip())

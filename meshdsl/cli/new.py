@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shlex
@@ -14,6 +15,7 @@ import typer
 
 from meshdsl.cli import common
 from meshdsl.diagnostics import fail
+from meshdsl.option_edits import refuse, replace_argument
 
 if TYPE_CHECKING:
     from meshdsl.project import ProjectFile
@@ -41,7 +43,10 @@ def command(
 def _check_free(folder: Path) -> None:
     """Refuse a folder that is there, or that has no place to be in."""
     if os.path.lexists(folder):
-        fail("MD0621", f"{folder} exists", help="choose another name: nothing is overwritten")
+        others = (f"{folder}_{number}" for number in itertools.count(2))
+        free = next(name for name in others if not os.path.lexists(name))
+        fix = replace_argument(str(folder), free, safe=False)
+        refuse("MD0621", f"{folder} exists, and nothing is overwritten", fix, "choose another name")
     if not folder.parent.is_dir():
         help = f"make it: mkdir -p {shlex.quote(str(folder.parent))}"
         fail("MD0502", f"there is no folder {folder.parent}", help=help)

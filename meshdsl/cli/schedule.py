@@ -11,7 +11,8 @@ import typer
 
 from meshdsl.cli import common, complete
 from meshdsl.cli.options import AsData, Force, chosen, flag, opt, option
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import Fix, OptionEdit
+from meshdsl.option_edits import give, leave_out, refuse
 
 if TYPE_CHECKING:
     from meshdsl.report.document import Document
@@ -108,8 +109,8 @@ def command(
 def named(name: str | None) -> str:
     """The name that is given. Raises MD0604 without one."""
     if name is None:
-        help = "`meshdsl schedule one_f_one_b --stages 4 --micro 8`, or `--list` for the names"
-        fail("MD0604", "no schedule is named", help=help)
+        other = "name one: `meshdsl schedule one_f_one_b --stages 4 --micro 8`"
+        refuse("MD0604", "no schedule is named", give("--list", safe=False), other)
     return name
 
 
@@ -191,7 +192,13 @@ def listing(name: str | None, given: Draw) -> tuple[Document, KnownSchedules]:
     others = [text for field, text in chosen(given).items() if field not in ("list", "json")]
     for other in [*others, *([] if name is None else [name])]:
         message = f"`--list` lists all schedules: `{other}` means nothing beside it"
-        fail("MD0532", message, help=f"leave out `{other}`, or `--list`")
+        fixes = [leave_out("--list", safe=False)]
+        if other != name:
+            fixes.insert(0, leave_out(other, safe=False))
+        elif other is not None:
+            edit = OptionEdit("", None, other)
+            fixes.insert(0, Fix(f"leave out `{other}`", safe=False, options=(edit,)))
+        refuse("MD0532", message, fixes)
     facts = listed()
     return list_shown(facts), facts
 

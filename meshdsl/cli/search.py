@@ -184,8 +184,7 @@ def refuse_meaningless(given: SearchLayouts) -> None:
             refuse("MD0601", message, fixes)
         if not given.graph and field in OF_GRAPHS:
             message = f"`{told}` is about the graph of `--graph`, and there is none"
-            fixes = [leave_out(told, safe=False), give("--graph", safe=False)]
-            refuse("MD0601", message, fixes, "name the file of a graph")
+            refuse("MD0601", message, leave_out(told), "search a graph: `--graph FILE.json`")
 
 
 def request_of(given: SearchLayouts) -> SearchRequest:

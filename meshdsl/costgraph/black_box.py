@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
-from meshdsl.diagnostics import fail
+from meshdsl.option_edits import leave_out, refuse
 from meshdsl.records import dataclass
 
 Picks = tuple[int, ...]
@@ -73,8 +73,9 @@ def package(name: str, method: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         needs = f"the method `{method}` needs the package `{PACKAGES[name.partition('.')[0]]}`"
-        help = "`pip install 'meshdsl[search]'` installs it; other methods need no package"
-        fail("MD0667", needs, help=help)
+        fix = leave_out("--method", safe=False)
+        other = "install it: `pip install 'meshdsl[search]'`"
+        refuse("MD0667", needs, fix, other)
 
 
 PACKAGES = {"optuna": "optuna", "sklearn": "scikit-learn", "pymetis": "pymetis"}

@@ -63,7 +63,8 @@ from meshdsl.costgraph.partitioning import Placer, given, partitioned, single
 from meshdsl.costgraph.sampled_graphs import sampled_costs, sampled_devices
 from meshdsl.costgraph.tensor_stages import cut_with_tensors
 from meshdsl.costgraph.transformer import Transformer
-from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
+from meshdsl.option_edits import give, leave_out, one_of, refuse, unknown_value
 from meshdsl.report.document import human
 from meshdsl.search.request import SearchRequest
 
@@ -87,12 +88,15 @@ def solved(path: Path, request: SearchRequest) -> Solved:
     name = request.method or next(iter(methods))
     if name not in methods:
         span = Span(Source("--method", name), 0, len(name))
-        help = did_you_mean(name, list(methods)) or f"there are {', '.join(methods)}"
-        fail("MD0665", f"no method `{name}` for a graph of kind {kind}", span, help=help)
+        message = f"no method `{name}` for a graph of kind {kind}"
+        raise DiagnosticError(unknown_value("MD0665", message, "--method", name, methods, span))
     if request.stages is not None and name != "grid":
         span = Span(Source("--stages", str(request.stages)), 0, len(str(request.stages)))
-        help = "leave it out" if kind != "transformer" else "take `--method grid`, or leave it out"
-        fail("MD0665", f"`{name}` finds how many stages there are by itself", span, help=help)
+        fixes = [leave_out("--stages", safe=False)]
+        if kind == "transformer":
+            fixes.insert(0, give("--method", "grid", safe=False))
+        message = f"`{name}` finds how many stages there are by itself"
+        refuse("MD0665", message, fixes, span=span)
     return Solved(str(path), kind, name, methods[name](top, request))
 
 
@@ -100,7 +104,7 @@ def _refuse_unread(what: str, **options: object) -> None:
     """Raise MD0665 for an option that would change nothing."""
     for name, value in options.items():
         if value is not None:
-            fail("MD0665", f"{what}: `--{name}` means nothing there", help=f"leave `--{name}` out")
+            refuse("MD0665", f"{what}: `--{name}` means nothing there", leave_out(f"--{name}"))
 
 
 # --- placements ----------------------------------------------------------------------------------
@@ -123,8 +127,9 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Solve:
         )
         if request.memory is not None:
             if not graph.memory:
-                help = 'write `"memory": […]` in the nodes, or leave `--memory` out'
-                fail("MD0665", "no node says how much memory its choices take", help=help)
+                other = 'write `"memory": […]` in the nodes'
+                message = "no node says how much memory its choices take"
+                refuse("MD0665", message, leave_out("--memory", safe=False), other)
             graph = replace(graph, limit=request.memory)
         try:
             best = solve(graph)
@@ -264,12 +269,13 @@ def _limit(graph: LayerGraph, request: SearchRequest, both_passes: str) -> float
     """
     if both_passes and any(layer.is_backward for layer in graph.layers):
         message = f"`{both_passes}` has both passes in one layer, with `forward` and `backward`"
-        fail("MD0665", message, help="take `--method throughput`")
+        refuse("MD0665", message, give("--method", "throughput"))
     if request.memory is None:
         return math.inf
     if not any(w.memory or w.in_flight for layer in graph.layers for w in layer.all_ways):
-        help = 'write `"memory": …` in the layers, or leave `--memory` out'
-        fail("MD0665", "no layer says how much memory it takes", help=help)
+        other = 'write `"memory": …` in the layers'
+        message = "no layer says how much memory it takes"
+        refuse("MD0665", message, leave_out("--memory", safe=False), other)
     return request.memory
 
 
@@ -305,9 +311,9 @@ def _levels(request: SearchRequest, single: bool) -> Levels:
     if levels is None:
         sizes = list(itertools.accumulate((k.size for k in cluster.levels), operator.mul))
         unit = next(n for n in reversed([1, *sizes]) if n <= request.devices)
-        near = " or ".join(str(unit * (request.devices // unit + more)) for more in (0, 1))
+        near = [str(unit * (request.devices // unit + more)) for more in (0, 1)]
         message = f"{request.devices} devices leave a unit of {cluster.name} in part"
-        fail("MD0666", message, help=f"take {near} devices, or `--bandwidth` for one level")
+        refuse("MD0666", message, one_of("--devices", near), "give `--bandwidth` for one level")
     return levels
 
 

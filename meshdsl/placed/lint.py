@@ -18,6 +18,7 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Edit,
     Fix,
     Related,
     Severity,
@@ -32,6 +33,7 @@ from meshdsl.named.expand import may_be_expanded
 from meshdsl.named.ir import NamedProgram, Pin, Value, loops_of, values_of, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.named.selectors import TENSOR, selects
+from meshdsl.option_edits import leave_out
 from meshdsl.placed import rings
 from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.pipelined import check_layers, is_forward
@@ -267,7 +269,8 @@ def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Dia
     loop = f"the dim of a loop, `{dims[0]} -> pipe`" if dims else "the dim of a `repeat`"
     message = f"no rule of layout `{layout.name}` makes a pipeline; its schedule does nothing"
     help = f"add a rule for {loop}, or a stage by name, `NAME: pipe = 1`; or leave the schedule out"
-    return Diagnostic("MD0537", message, use.span, _severity(use.span), help=help)
+    fixes = (leave_out("--schedule", safe=False),) if is_option(use.span) else ()
+    return Diagnostic("MD0537", message, use.span, _severity(use.span), help=help, fixes=fixes)
 
 
 def _lint_slices(use: ScheduleUse, dim: str, size: int, micro: int) -> Iterator[Diagnostic]:
@@ -303,11 +306,25 @@ def _lint_equal(
     part = size // ways if size % ways == 0 else size
     fitting = [n for n in _near(divisors(part), use.micro, MOST_TRIED) if fits(n)]
     near = ", ".join(map(str, _near(fitting, use.micro, 2)))
+    fixes = _numbers_of_parts(use, near.split(", ") if near else [])
     help = f"numbers that fit: {near}" if near else f"give `{dim}` another size"
     place = layout.declared.get(("dim", dim))
     related = () if place is None else (place,)
     message = f"`{dim}` of size {size} is not cut into {use.micro} equal parts"
-    yield Diagnostic("MD0534", message, use.span, related=related, help=help)
+    yield Diagnostic("MD0534", message, use.span, related=related, help=help, fixes=fixes)
+
+
+def _numbers_of_parts(use: ScheduleUse, numbers: Iterable[str]) -> tuple[Fix, ...]:
+    """The fixes that write other numbers of micro-batches into a schedule."""
+    place = word_in(use.span, str(use.micro))
+    if place is None:
+        return ()
+    return tuple(Fix(f"write `{n}`", (Edit(place, n),), safe=False) for n in numbers)
+
+
+def is_option(span: Span) -> bool:
+    """Whether something is written in an option of a command."""
+    return span.file.startswith("--")
 
 
 def _lint_cuts(

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.option_edits import leave_out
 from meshdsl.pipeline import Options
 from meshdsl.play.answer import asked, colours
 from meshdsl.play.compile_queue import Desk
@@ -256,8 +257,9 @@ def listen(play: Play, port: int) -> PageServer:
     try:
         return PageServer((HOST, port), handler)
     except OSError as error:
-        help = "`--port 0`, which is the default, takes one that is free"
-        fail("MD0622", f"port {port} cannot be used: {error.strerror}", help=help)
+        fix, why = leave_out("--port"), "a free one is taken"
+        message = f"port {port} cannot be used: {error.strerror}"
+        fail("MD0622", message, help=f"{fix.title}: {why}", fixes=(fix,))
 
 
 def address(server: PageServer, play: Play) -> str:

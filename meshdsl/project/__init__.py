@@ -9,6 +9,7 @@ import re
 from importlib.resources import files
 
 from meshdsl.diagnostics import fail
+from meshdsl.option_edits import advice, replace_argument
 from meshdsl.records import dataclass
 from meshdsl.syntax.tokens import is_name, is_reserved
 
@@ -48,9 +49,9 @@ def _check_name(name: str) -> None:
     why = "it is a word of the language" if is_reserved(name) else "it is no name of the language"
     help = "a name is made of letters a to z, digits and `_`, and does not begin with a digit"
     close = _legal(name)
-    if close:
-        help = f"{help}: `meshdsl new {close}`"
-    fail("MD0620", f"`{name}` cannot be the name of a project: {why}", help=help)
+    fixes = (replace_argument(name, close, safe=False),) if close else ()
+    message = f"`{name}` cannot be the name of a project: {why}"
+    fail("MD0620", message, help=f"{advice(fixes)}: {help}" if fixes else help, fixes=fixes)
 
 
 def _legal(name: str) -> str:

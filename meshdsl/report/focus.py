@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from meshdsl.diagnostics import Source, did_you_mean, fail
+from meshdsl.diagnostics import Source, fail
+from meshdsl.option_edits import give, known_values, refuse
 from meshdsl.records import dataclass
 from meshdsl.report.document import (
     Block,
@@ -70,7 +71,8 @@ def focused(
             none are the largest (MD0601).
     """
     if focus.top is not None and focus.top < 1:
-        fail("MD0601", f"the {focus.top} largest collectives are none", help="ask for 1 or more")
+        message = f"`--top {focus.top}`: the number of collectives is 1 or more"
+        refuse("MD0601", message, give("--top", "1"))
     if focus.line is not None or focus.tensor is not None:
         return (line(sentence(report), "strong"), *_asked(report, sources, focus))
     short = focus.top is None and _is_short(report, sources)
@@ -161,8 +163,9 @@ def _asked(report: ReportFacts, sources: Mapping[str, Source], focus: Focus) -> 
 def _check_line(source: Source, number: int) -> None:
     last = len(source.text.removesuffix("\n").split("\n"))
     if not 1 <= number <= last:
-        help = f"lines are counted from 1 to {last}"
-        fail("MD0607", f"{source.name} has no line {number}", help=help)
+        fix = give("--line", str(min(max(number, 1), last)))
+        message = f"{source.name} has no line {number}: it has lines 1 to {last}"
+        refuse("MD0607", message, fix)
 
 
 def _elsewhere(
@@ -212,6 +215,7 @@ def _names(report: ReportFacts, sources: Mapping[str, Source], wanted: str) -> s
 
 
 def _unknown(wanted: str, known: list[str], program: str) -> NoReturn:
-    shown = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
-    help = did_you_mean(wanted, known) or f"there are {shown}"
-    fail("MD0607", f"`{program}` has no tensor `{wanted}`", help=help)
+    fixes, help = known_values("--tensor", wanted, known, few=0)
+    if not fixes:
+        help = f"there are {', '.join(known[:10])}{', …' if len(known) > 10 else ''}"
+    fail("MD0607", f"`{program}` has no tensor `{wanted}`", help=help, fixes=fixes)

@@ -6,13 +6,14 @@ several axes take one row per axis.
 
 from __future__ import annotations
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, fail
 from meshdsl.ir.printer import attribute
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.named.packages import operator_called
 from meshdsl.named.prelude import form, library
 from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all, signs
 from meshdsl.ops.requirements import listed
+from meshdsl.option_edits import known_values
 from meshdsl.placed.sharding_rules import Row, rows
 from meshdsl.report.document import aligned
 from meshdsl.report.schema import CallFacts, OperatorFacts, ShardingRow, TypeFacts
@@ -42,10 +43,10 @@ def find(name: str) -> OpDef:
         of_package, broken = None, error.diagnostics
     if of_package is not None:
         return of_package
-    help = did_you_mean(name, [*records, *library()]) or f"there are {', '.join(sorted(records))}"
+    fixes, help = known_values("", name, [*records, *library()])
     where = ", except perhaps in a package that cannot be loaded" if broken else ""
     message = f"there is no operator `{name[:40]}`{where}"
-    raise DiagnosticError(*broken, Diagnostic("MD0605", message, help=help))
+    raise DiagnosticError(*broken, Diagnostic("MD0605", message, help=help, fixes=fixes))
 
 
 def describe(opdef: OpDef, every_call: bool = False) -> OperatorFacts:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from meshdsl.diagnostics import Source, Span, fail
+from meshdsl.option_edits import leave_out, refuse
 from meshdsl.schedule.table import Action, Row, ScheduleTable, Weights, of_rows, parse_action
 from meshdsl.schedule.verification import ROW, Place, Verified, verify
 
@@ -99,8 +100,9 @@ def written_for_torch(schedule: ScheduleTable) -> str:
     if schedule.updates or twice:
         what = "updates parameters on the way" if schedule.updates else "has replicas of stages"
         name = f"`{schedule.name}`" if schedule.name else "this schedule"
-        help = "`--csv FILE` writes it in our form"
-        fail("MD0531", f"{name} {what}: torch has no word for that", help=help)
+        fix = leave_out("--torch-csv", safe=False)
+        other = "write `--csv FILE`, which has a form for that"
+        refuse("MD0531", f"{name} {what}: torch has no form for that", fix, other)
     return _csv((f"{a.stage}{a.kind}{a.micro}" for a in row) for row in schedule.rows)
 
 

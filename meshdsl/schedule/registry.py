@@ -13,7 +13,8 @@ from fractions import Fraction
 from functools import cache, cached_property
 from importlib import import_module
 
-from meshdsl.diagnostics import Span, closest, did_you_mean, fail
+from meshdsl.diagnostics import Span, all_closest, closest, did_you_mean, fail
+from meshdsl.option_edits import advice, give, leave_out, refuse, replace_argument
 from meshdsl.records import dataclass
 from meshdsl.schedule.laws import Law
 from meshdsl.schedule.table import MOST_PARTS, Action, Kind, Row, ScheduleTable, Weights, of_rows
@@ -121,15 +122,17 @@ def generate(
     for key in given_options:
         if key not in record.options:
             takers = ", ".join(f"`{n}`" for n, r in schedules().items() if key in r.options)
-            fail("MD0529", f"`{name}` takes no {key}", span, help=f"leave it out, or use {takers}")
+            message = f"`{name}` takes no {key}"
+            if span is None:
+                refuse("MD0529", message, leave_out(f"--{key}"), f"take {takers}")
+            fail("MD0529", message, span, help=f"leave it out, or take {takers}")
     for key, value in {"devices": devices, "micro-batches": micro, **given_options}.items():
         if value < 1:
-            fail(
-                "MD0529",
-                f"`{name}` cannot be made for {value} {key}",
-                span,
-                help="write a number from 1",
-            )
+            message = f"`{name}` cannot be made for {value} {key}"
+            option = {"devices": "--stages", "micro-batches": "--micro"}.get(key, f"--{key}")
+            if span is None:
+                refuse("MD0529", message, give(option, "1"))
+            fail("MD0529", message, span, help="write a number from 1")
     stages = devices * max(given_options.get("chunks", 2), 2 * given_options.get("waves", 1))
     if stages * micro > MOST_PARTS:
         sizes = f"{devices:,} devices and {micro:,} micro-batches"
@@ -149,8 +152,13 @@ def lookup(name: str, span: Span | None = None) -> Record:
     """The record of a schedule. Raises MD0528."""
     records = schedules()
     if name not in records:
-        help = meant(name) or f"there are {', '.join(records)}: `meshdsl schedule --list`"
-        fail("MD0528", f"there is no schedule `{name}`", span, help=help)
+        near = called(name) or tuple(all_closest(name, list(records)))
+        fixes = [replace_argument(name, word, safe=len(near) == 1) for word in near]
+        if span is not None:  # the name is written in a program
+            fixes = []
+        names = f"there are {', '.join(records)}: `meshdsl schedule --list`"
+        help = advice(fixes) if fixes else meant(name) or names
+        fail("MD0528", f"there is no schedule `{name}`", span, help=help, fixes=tuple(fixes))
     return records[name]
 
 

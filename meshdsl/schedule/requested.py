@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import field, fields
 from typing import NamedTuple, TypedDict
 
-from meshdsl.diagnostics import did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Fix, OptionEdit, fail
+from meshdsl.option_edits import give, leave_out, refuse, shown, unknown_value
 from meshdsl.records import dataclass
 from meshdsl.schedule.declared import table_of
 from meshdsl.schedule.registry import generate, lookup, schedules
@@ -86,6 +87,9 @@ class ScheduleRequest:
         return tuple(name for name in names if getattr(self, name) not in (None, False))
 
 
+SIZES = {"stages": "4", "micro": "8"}
+"""Sizes that a message proposes where none is given."""
+
 TableReader = Callable[[Weights], Verified]
 """A table written by the user; passes read the version of parameters that the argument says."""
 
@@ -142,22 +146,30 @@ def sliced(which: str | TableReader, tokens: int, request: ScheduleRequest) -> S
 
 
 def _refuse(
-    request: ScheduleRequest, names: tuple[str, ...], why: Callable[[str, str], tuple[str, str]]
+    request: ScheduleRequest, names: tuple[str, ...], why: Callable[[str, str], str]
 ) -> None:
     for name in request.chosen:
         if name in names:
-            message, help = why(request.spelling.option(name), request.spelling.option("tokens"))
-            fail("MD0532", message, help=help)
+            message = why(request.spelling.option(name), request.spelling.option("tokens"))
+            fixes = [leave_out(_option(name), safe=False)]
+            if why is _slicing_alone:
+                fixes.insert(0, give("--tokens", "2048", safe=False))
+            else:
+                fixes.append(leave_out("--tokens", safe=False))
+            refuse("MD0532", message, fixes)
 
 
-def _slicing_alone(option: str, tokens: str) -> tuple[str, str]:
-    help = f"add `{tokens}`, the length of a sequence, or leave out `{option}`"
-    return f"`{option}` is of slices of a sequence", help
+def _option(name: str) -> str:
+    """The option of a field."""
+    return f"--{name.replace('_', '-')}"
 
 
-def _not_of_slices(option: str, tokens: str) -> tuple[str, str]:
-    help = f"leave `{option}` out, or `{tokens}`"
-    return f"`{option}` means nothing beside `{tokens}`", help
+def _slicing_alone(option: str, tokens: str) -> str:
+    return f"`{option}` is about slices of a sequence, whose length `{tokens}` is not given"
+
+
+def _not_of_slices(option: str, tokens: str) -> str:
+    return f"`{option}` means nothing beside `{tokens}`"
 
 
 def _verified(which: str | TableReader, request: ScheduleRequest, times: Times | None) -> Verified:
@@ -167,15 +179,22 @@ def _verified(which: str | TableReader, request: ScheduleRequest, times: Times |
     spelling = request.spelling
     lookup(which)
     if request.weights is not None:
-        help = f"`{which}` has its own: leave the option out"
-        message = f"`{spelling.option('weights')}` goes with a table of your own"
-        fail("MD0532", message, help=help)
+        message = (
+            f"`{spelling.option('weights')}` is for a table of your own: `{which}` has its own"
+        )
+        refuse("MD0532", message, leave_out("--weights"))
     stages, micro = request.stages, request.micro
     if stages is None or micro is None:
-        absent = (name for name in ("stages", "micro") if getattr(request, name) is None)
+        absent = [name for name in ("stages", "micro") if getattr(request, name) is None]
         missing = " and ".join(f"`{spelling.option(name)}`" for name in absent)
-        help = f"`{spelling.call(which)}`"
-        fail("MD0532", f"the size of `{which}` is not said: {missing}", help=help)
+        edits = tuple(OptionEdit(_option(name), SIZES[name]) for name in absent)
+        title = f"write {' and '.join(f'`{shown(edit)}`' for edit in edits)}, for instance"
+        fix = Fix(title, safe=False, options=edits)
+        raise DiagnosticError(
+            Diagnostic(
+                "MD0532", f"the size of `{which}` is not given: {missing}", help=title, fixes=(fix,)
+            )
+        )
     options = {name: getattr(request, name) for name in COUNTS}
     return verify(generate(which, stages, micro, options, times=times))
 
@@ -185,18 +204,17 @@ def _of_table(read: TableReader, request: ScheduleRequest) -> Verified:
     spelling = request.spelling
     for name in request.chosen:
         if name in ("stages", "micro", *COUNTS):
-            help = "the table says what it is of: leave the option out"
-            message = f"`{spelling.option(name)}` goes with the name of a schedule"
-            fail("MD0532", message, help=help)
+            message = (
+                f"`{spelling.option(name)}` is for a schedule by name: a table has its own sizes"
+            )
+            refuse("MD0532", message, leave_out(_option(name)))
     weights = request.weights or "latest"
     rule = next((each for each in WEIGHTS if each == weights), None)
     if rule is None:
-        help = did_you_mean(weights, list(WEIGHTS)) or f"there are {', '.join(WEIGHTS)}"
         message = f"`{spelling.option('weights', weights)}`: there is no such rule"
-        fail("MD0602", message, help=help)
+        raise DiagnosticError(unknown_value("MD0602", message, "--weights", weights, WEIGHTS))
     verified = read(rule)
     if request.weights is not None and not verified.schedule.updates:
-        help = "leave the option out, or write where stages update: `U0`"
-        message = f"`{spelling.option('weights')}` goes with a table that has updates"
-        fail("MD0532", message, help=help)
+        message = f"`{spelling.option('weights')}` is for a table with updates"
+        refuse("MD0532", message, leave_out("--weights"), "write where stages update: `U0`")
     return verified

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
 
-from meshdsl.diagnostics import Source, Span, closest, fail
+from meshdsl.diagnostics import Edit, Fix, Source, Span, closest, fail, spelled_right
 from meshdsl.records import dataclass
 from meshdsl.schedule.table import Action
 from meshdsl.schedule.verification import Verified
@@ -104,12 +104,16 @@ def entries(
         name = name.strip()
         if not equals or name not in known:
             near = closest(name, list(known))
-            help = f"did you mean `{near}`?" if near and equals else f"write {usual}"
-            fail("MD0530", f"`{entry.strip()}` is no time of a part", span, help=help)
+            help = f"write `{near}`" if near and equals else f"write {usual}"
+            at_name = Span(source, span.start, span.start + len(name))
+            fixes = spelled_right(at_name, name, list(known)) if near and equals else ()
+            message = f"`{entry.strip()}` is no time of a part"
+            fail("MD0530", message, span, help=help, fixes=fixes)
         if name in named:
-            fail(
-                "MD0530", f"the time of `{name}` is given twice", span, help=f"write it once{more}"
-            )
+            edit = Edit(Span(source, span.start - 1, span.end), "")
+            fix = Fix(f"leave out `{entry.strip()}`", (edit,), safe=False)
+            help = f"{fix.title}{more}"
+            fail("MD0530", f"the time of `{name}` is given twice", span, help=help, fixes=(fix,))
         named.add(name)
         yield name, values, span
 

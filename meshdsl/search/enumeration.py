@@ -16,6 +16,7 @@ from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
 from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.option_edits import give
 from meshdsl.pipeline import lower_placed
 from meshdsl.records import dataclass
 from meshdsl.search.budget import LISTING
@@ -581,9 +582,9 @@ def _refuse(run: _Enumeration, placed: Placed) -> NoReturn:
         fail("MD0641", message, help="a larger `--replicated`, or fewer rules by `--fix`")
     percent = math.ceil((min(every) / least - 1) * 100) if least else 100
     more = "" if run.problem.request.max_rules is None else "; more rules may divide it further"
-    fail(
-        "MD0641", message, help=f"`--replicated {percent}%` is what the layouts placed reach{more}"
-    )
+    fix = give("--replicated", f"{percent}%", safe=False)
+    help = f"{fix.title}, which the layouts placed reach{more}"
+    fail("MD0641", message, help=help, fixes=(fix,))
 
 
 def _beyond(run: _Enumeration) -> Iterator[float]:

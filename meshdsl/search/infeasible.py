@@ -11,6 +11,7 @@ from typing import NoReturn
 from meshdsl.diagnostics import DiagnosticError, counted, fail
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
+from meshdsl.option_edits import give
 from meshdsl.placed.placements import Mesh
 from meshdsl.report.document import human
 from meshdsl.report.memory_kinds import KINDS as MEMORY_KINDS
@@ -43,11 +44,14 @@ def refuse_limit(found: SearchResult, name: str) -> NoReturn:
             f" {reached}; no layout holds less than {possible:,} B"
         )
     larger = [f"`{mesh}`: {peak:,} B" for mesh, peak in _larger(best) if peak <= limit]
-    needed = f"`--memory {best.peak}B` is enough for this one"
+    fix = give("--memory", f"{best.peak}B", safe=False)
+    needed = f"{fix.title}, which is enough for this one"
     if name != "layouts":
         needed += f"; without `--method {name}` less may be found"
-    help = f"this layout would fit on {' or '.join(larger)}" if larger else needed
-    fail("MD0642", message, help=f"{help}; {_largest_part(best, least.problem)}")
+    if larger:
+        needed += f"; this layout would fit on {' or '.join(larger)}"
+    help = f"{needed}; {_largest_part(best, least.problem)}"
+    fail("MD0642", message, help=help, fixes=(fix,))
 
 
 def _largest_part(plan: Candidate, problem: Problem) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshdsl.diagnostics import Edit, Source, Span, fail
+from meshdsl.diagnostics import Edit, Source, Span
 from meshdsl.named.declarations import Declarations
+from meshdsl.option_edits import give, refuse
 from meshdsl.placed.layout import resolve_mesh, rule_text
 from meshdsl.placed.placements import Mesh
 from meshdsl.search.candidate import Candidate
@@ -60,7 +61,8 @@ def refuse_name(name: str, tree: ast.SourceFile, force: bool) -> None:
     """Raise MD0601 for what is no name of a layout, MD0643 for one that is taken."""
     if not is_name(name):
         span = Span(Source("--write", name), 0, len(name))
-        fail("MD0601", "this cannot be the name of a layout", span, help="as in `--write best`")
+        fix = give("--write", "best", safe=False)
+        refuse("MD0601", "this cannot be the name of a layout", fix, span=span)
     if not force:
         _refuse_taken(tree, {name})
 
@@ -68,8 +70,8 @@ def refuse_name(name: str, tree: ast.SourceFile, force: bool) -> None:
 def _refuse_taken(tree: ast.SourceFile, names: set[str]) -> None:
     taken = next((d for d in tree.declarations if _name(d) in names), None)
     if taken is not None:
-        help = "choose another name, or replace it by `--force`"
-        fail("MD0643", f"`{_name(taken)}` is declared already", taken.span, help=help)
+        message, replaced = f"`{_name(taken)}` is declared already", give("--force", safe=False)
+        refuse("MD0643", message, replaced, "choose another name", span=taken.span)
 
 
 def inserted(source: Source, tree: ast.SourceFile, names: set[str], text: str, force: bool) -> str:

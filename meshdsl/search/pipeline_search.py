@@ -19,12 +19,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.diagnostics import DiagnosticError, Source, Span, counted, fail
+from meshdsl.diagnostics import DiagnosticError, Source, Span, counted
 from meshdsl.ir.program import block_loops
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.ir import values_of
 from meshdsl.named.one_batch import sample_dims
+from meshdsl.option_edits import leave_out, refuse
 from meshdsl.placed.placements import Mesh
 from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
@@ -108,7 +109,7 @@ def check(program: named.NamedProgram, axis: str, meshes: Sequence[Mesh]) -> Non
     """Raise MD0647 where a program has no stages on this axis of any of the meshes."""
     if program.goal is None:
         message = f"`{program.name}` is no training step: pipelines are searched for these alone"
-        fail("MD0647", message, program.span, help="search without `--pipeline`")
+        refuse("MD0647", message, leave_out("--pipeline", safe=False), span=program.span)
     dims = list(_loops(program))
     sizes = [mesh.size(axis) for mesh in meshes]
     if not dims:
@@ -118,13 +119,13 @@ def check(program: named.NamedProgram, axis: str, meshes: Sequence[Mesh]) -> Non
             message = f"`{program.name}` has no `repeat`, and {at} with a name where one"
             message += f" of {min(sizes)} stages could begin"
             help = "write equal layers as `repeat layers { … }`, or give what begins a stage a name"
-            fail("MD0647", message, program.span, help=help)
+            refuse("MD0647", message, leave_out("--pipeline", safe=False), help, span=program.span)
         return
     if not any(dim.size % n == 0 for dim in dims for n in sizes):
         dim = max(dims, key=lambda dim: dim.size)
         message = f"`{dim.name}` of size {dim.size} does not divide over `{axis}` of {sizes[0]}"
-        fail(
-            "MD0647", message, help="take another size of the axis, or search without `--pipeline`"
+        refuse(
+            "MD0647", message, leave_out("--pipeline", safe=False), "take another size of the axis"
         )
 
 

@@ -13,10 +13,10 @@ from meshdsl.diagnostics import (
     Source,
     Span,
     counted,
-    did_you_mean,
     fail,
 )
 from meshdsl.named.ir import loops_of
+from meshdsl.option_edits import give, leave_out, refuse, unknown_value
 from meshdsl.pipeline import Compilation, timing_of
 from meshdsl.placed.layout import resolve_layout, resolve_mesh
 from meshdsl.placed.lint import lint
@@ -43,7 +43,7 @@ def problems(request: SearchRequest, made: Compilation) -> tuple[Problem, ...]:
     meshes = [mesh] if request.devices is None else list(shapes(mesh, request.devices))
     if not meshes:
         message = f"{request.devices} devices need a mesh, and the program has none"
-        fail("MD0645", message, help="name the axes: `--mesh data:1,model:1`")
+        refuse("MD0645", message, give("--mesh", "data:1,model:1", safe=False), "name other axes")
     meshes = _in_parts(request, made, meshes)
     _check_pipeline(request, made, mesh, meshes)
     options = replace(made.options, cluster=request.cluster)
@@ -107,8 +107,9 @@ def _problem(
     fixed = fix.rules
     if request.max_rules is not None and len(fixed) > request.max_rules:
         rules = counted(len(fixed), "rule")
-        help = f"`--max-rules {len(fixed)}` or more, or fewer rules by `--fix`"
-        fail("MD0601", f"`--fix` has {rules}, `--max-rules` allows {request.max_rules}", help=help)
+        message = f"`--fix` has {rules}, `--max-rules` allows {request.max_rules}"
+        more = give("--max-rules", str(len(fixed)), safe=False)
+        refuse("MD0601", message, more, "fix fewer rules")
     objective = _objective(request, timing)
     # By time few tensors are waited for: their bound takes no time to speak of.
     certificate = request.certificate or objective == "time"
@@ -116,8 +117,8 @@ def _problem(
     limited = request.budget is not None or request.per_tensor
     certificate |= objective == "bytes" and limited
     if request.certificate and objective == "memory":
-        help = "leave `--certificate` out, or take `--objective bytes`"
-        fail("MD0646", "no bound of memory is known over per-tensor plans", help=help)
+        fixes = [give("--objective", "bytes", safe=False), leave_out("--certificate", safe=False)]
+        refuse("MD0646", "no bound of memory is known over per-tensor plans", fixes)
     request = replace(request, certificate=certificate)
     if fix.execution.schedule is not None:
         request = replace(request, pipeline=_checked_axis(request, made, mesh, fix))
@@ -148,7 +149,8 @@ def _checked_axis(
     if request.pipeline not in (None, axis):
         span = Span(Source("--fix", request.fix or ""), 0, len(request.fix or ""))
         message = f"this layout has its stages on `{axis}`"
-        fail("MD0601", message, span, help=f"write `--pipeline {axis}`, or leave it out")
+        fixes = [give("--pipeline", axis, safe=False), leave_out("--pipeline", safe=False)]
+        refuse("MD0601", message, fixes, span=span)
     check(made.named, axis, [mesh])
     return axis
 
@@ -193,18 +195,20 @@ def _check_pipeline(
     if request.pipeline is None:
         return
     if request.pipeline not in mesh.names:
-        names = list(mesh.names)
-        help = did_you_mean(request.pipeline, names) or f"there are {', '.join(names) or 'none'}"
-        message = f"`--pipeline {request.pipeline}`: the mesh has no such axis"
-        fail("MD0647", message, help=help)
+        message, asked = (
+            f"`--pipeline {request.pipeline}`: the mesh has no such axis",
+            request.pipeline,
+        )
+        raise DiagnosticError(unknown_value("MD0647", message, "--pipeline", asked, mesh.names))
     check(made.named, request.pipeline, meshes)
 
 
 def _objective(request: SearchRequest, timing: Timing | None) -> str:
     objective = request.objective or ("bytes" if timing is None else "time")
     if objective not in OBJECTIVES:
-        help = did_you_mean(objective, list(OBJECTIVES)) or f"there are {', '.join(OBJECTIVES)}"
-        fail("MD0602", f"`--objective {objective}`: there is no such objective", help=help)
+        message = f"`--objective {objective}`: there is no such objective"
+        wrong = unknown_value("MD0602", message, "--objective", objective, OBJECTIVES)
+        raise DiagnosticError(wrong)
     if objective == "time" and timing is None:
         help = "name one: `--cluster h100`, or `mesh … on h100`"
         fail("MD0324", "the least time is asked for, but no cluster is named", help=help)

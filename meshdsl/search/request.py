@@ -7,7 +7,8 @@ import re
 from dataclasses import replace
 from typing import Literal, NoReturn
 
-from meshdsl.diagnostics import Source, Span, fail
+from meshdsl.diagnostics import Source, Span
+from meshdsl.option_edits import give, refuse
 from meshdsl.records import dataclass
 
 REPLICATED = 0.15
@@ -122,4 +123,5 @@ def _seconds(text: str | float | None) -> float | None:
 
 def _refuse(option: str, text: str, example: str) -> NoReturn:
     span = Span(Source(f"--{option}", text), 0, len(text))
-    fail("MD0601", f"this is no value of `--{option}`", span, help=f"write `--{option} {example}`")
+    fix = give(f"--{option}", example, safe=False)
+    refuse("MD0601", f"this is no value of `--{option}`", fix, span=span)

@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from meshdsl.costgraph.black_box import OUTSIDE, BlackBox, Picks, Sampler, outside
-from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.option_edits import give, refuse
 from meshdsl.records import dataclass
 from meshdsl.search.candidate import Candidate, Rules
 from meshdsl.search.enumeration import best_first
@@ -56,10 +57,12 @@ class Sampled:
             message = (
                 f"no layout that was tried leaves a device at most {asked:.2f} times the least work"
             )
-            fail("MD0641", message, help="take `--method layouts`, or a larger `--replicated`")
+            fix = give("--method", "layouts", safe=False)
+            refuse("MD0641", message, fix, "take a larger `--replicated`")
         if not plans:
             problem.fixed_alone()
-            fail("MD0641", "no layout that was tried can be placed", help="take `--method layouts`")
+            message = "no layout that was tried can be placed"
+            refuse("MD0641", message, give("--method", "layouts", safe=False))
         tried = len({plan.rules for plan in placed})
         count = Count("L0", space.count, tried, 0, space.symmetry, work=len(box.tried), cut=True)
         return SearchResult(problem, best_first(problem, plans), tuple(plans), count, 0)

@@ -17,6 +17,7 @@ from meshdsl.costgraph.exact import TooWide, integer_program, priced_memory
 from meshdsl.costgraph.graph import Solution
 from meshdsl.costgraph.greedy import greedy
 from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.option_edits import give, refuse
 from meshdsl.records import dataclass
 from meshdsl.search.candidate import Rules
 from meshdsl.search.enumeration import best_first
@@ -66,7 +67,7 @@ class Summed:
 
 def refuse_width(error: TooWide) -> NoReturn:
     """Raise MD0663."""
-    fail("MD0663", str(error), help="take `--method layouts`")
+    refuse("MD0663", str(error), give("--method", "layouts", safe=False))
 
 
 def placed(problem: Problem, space: LayoutSpace, rules: Rules, work: int) -> SearchResult:
@@ -81,11 +82,16 @@ def placed(problem: Problem, space: LayoutSpace, rules: Rules, work: int) -> Sea
     except DiagnosticError as error:
         problem.fixed_alone()
         message = "what is least by the tables cannot be placed: " + error.diagnostics[0].message
-        fail("MD0641", message, help="take `--method layouts`")
+        refuse("MD0641", message, give("--method", "layouts", safe=False))
     if not plans:
         times = min(plan.flops for plan in candidates) / problem.least_work
         message = f"what is least by the tables leaves a device {times:.2f} times the least work"
-        fail("MD0641", message, help="take `--method layouts`, or a larger `--replicated`")
+        refuse(
+            "MD0641",
+            message,
+            give("--method", "layouts", safe=False),
+            "take a larger `--replicated`",
+        )
     count = Count("L0", space.count, 1, 0, space.symmetry, work=work)
     return SearchResult(problem, best_first(problem, plans), tuple(plans), count, 0)
 

@@ -13,6 +13,7 @@ from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.diagnostics import fail
 from meshdsl.disk_cache import checked, parsed
+from meshdsl.option_edits import give, leave_out, refuse
 from meshdsl.records import dataclass
 from meshdsl.report.document import mesh_text
 from meshdsl.simulate.timeline import Timeline
@@ -70,13 +71,21 @@ class Ratio:
         return self.measured / self.simulated if self.simulated else math.inf
 
 
+WITHOUT = leave_out("--against", safe=False)
+
+
 def read_trace(path: Path) -> TraceFile:
     """A trace that this package wrote. Raises MD0631 for any other file."""
     try:
         text = read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        fail("MD0631", f"the trace {path} cannot be read: {why}", help=MEASURE)
+        fail(
+            "MD0631",
+            f"the trace {path} cannot be read: {why}",
+            help=f"{WITHOUT.title}, or {MEASURE}",
+            fixes=(WITHOUT,),
+        )
     try:
         trace: TraceFile = parsed(text)
     except (ValueError, RecursionError):
@@ -108,7 +117,12 @@ def _check(path: Path, found: Any) -> None:
 
 
 def _refuse(path: Path, why: str) -> NoReturn:
-    fail("MD0631", f"{path} is no trace that can be compared with: {why}", help=MEASURE)
+    fail(
+        "MD0631",
+        f"{path} is no trace that can be compared with: {why}",
+        help=f"{WITHOUT.title}, or {MEASURE}",
+        fixes=(WITHOUT,),
+    )
 
 
 def refuse_other(path: Path, trace: TraceFile, program: DeviceProgram) -> None:
@@ -122,7 +136,12 @@ def refuse_other(path: Path, trace: TraceFile, program: DeviceProgram) -> None:
     for key, value in own.items():
         if head.get(key) != value:
             message = f"{path} is of {key} {_said(head.get(key))}, this is {_said(value)}"
-            fail("MD0632", message, help=f"give the same --{key} to both, or measure anew")
+            theirs = head.get(key)
+            asked = str(theirs) if isinstance(theirs, str) else ""
+            if isinstance(theirs, Mapping):
+                asked = mesh_text(theirs)
+            fixes = [give(f"--{key}", asked, safe=False)] if asked else []
+            refuse("MD0632", message, fixes, "measure anew")
 
 
 def _said(value: object) -> str:

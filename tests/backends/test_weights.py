@@ -497,7 +497,7 @@ def test_which_block_is_meant(tmp_path, models):
         run(compile_text(plain), "local", InputSource(None, str(models[1]["file"]), 0))
     assert "declare a `weights` block" in str(error.value.diagnostics[0].help)
     twice = PROGRAM.replace("program p", 'weights other { embed: "e"[vocab, model] }\nprogram p')
-    assert "choose one: `--as hf`" in refused(path, twice).help
+    assert "write `--as hf`" in refused(path, twice).help
     assert "no entry in `weights other`" in refused(path, twice, "other").message
 
 

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,12 @@ def test_bad_input(path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[Diagnostic] = []
     with monkeypatch.context() as patch:
         show = common.show
-        patch.setattr(common, "show", lambda found: show(told.extend(found := [*found]) or found))
+
+        def heard_too(diagnostics: Iterable[Diagnostic]) -> None:
+            told.extend(every := [*diagnostics])
+            show(every)
+
+        patch.setattr(common, "show", heard_too)
         done = cli(*_arguments(path, text))
     shown = [line.rstrip() for line in (done.out + done.err).strip("\n").split("\n")]
     if os.environ.get("MESHDSL_BLESS"):

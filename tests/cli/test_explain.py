@@ -52,7 +52,7 @@ def test_one_of_two_options_that_would_do_nothing_is_refused(options: str, cli: 
 def test_a_tensor_that_is_not_there(cli: Cli) -> None:
     done = cli("explain", MLP, "--tensor", "targt")
     assert (done.code, done.codes) == (2, ["error[MD0607]"])
-    assert "did you mean `target`?" in done.err
+    assert "write `--tensor target`" in done.err
 
 
 def test_an_option_with_one_value_is_given_once(cli: Cli) -> None:

@@ -256,7 +256,7 @@ def test_layers_with_memory_groups_and_a_backward_pass(tmp_path: Path) -> None:
     assert [stage["layers"] for stage in facts["stages"]] == [["a"], ["b", "db"]]  # type: ignore[attr-defined]
     for request, code, said in (
         (replace(asked, memory=7), "MD0664", "the largest layer or group holds 8 B"),
-        (replace(asked, method="pipedream"), "MD0665", "take `--method throughput`"),
+        (replace(asked, method="pipedream"), "MD0665", "write `--method throughput`"),
     ):
         with pytest.raises(DiagnosticError) as caught:
             solved(path, request)
@@ -287,7 +287,7 @@ def test_layers_that_several_devices_compute(tmp_path: Path) -> None:
     for request, code, said in (
         (replace(asked, memory=3), "MD0664", "no stages on 2 devices fit in 3 B a device"),
         (replace(asked, bandwidth=None), "MD0665", "`--devices` and `--bandwidth`"),
-        (replace(asked, cluster="h100"), "MD0665", "leave `--cluster` out"),
+        (replace(asked, cluster="h100"), "MD0665", "leave out `--cluster`"),
     ):
         with pytest.raises(DiagnosticError) as caught:
             solved(path, request)
@@ -407,11 +407,11 @@ def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "asked", "code", "said"),
     [
-        ("placement", Request(method="ipl"), "MD0665", "`ilp`"),
+        ("placement", Request(method="ipl"), "MD0665", "`--method ilp`"),
         ("placement", Request(method="pipedream"), "MD0665", "elimination"),
         ("stages", Request(devices=2), "MD0665", "--bandwidth"),
         ("devices", Request(devices=2), "MD0665", "--bandwidth"),
-        ("stages", Request(devices=2, bandwidth=1.0, stages=9), "MD0665", "leave it out"),
+        ("stages", Request(devices=2, bandwidth=1.0, stages=9), "MD0665", "leave out `--stages`"),
         (
             "transformer",
             Request(method="alpa", devices=2, cluster="a100-dgx", stages=9),
@@ -419,38 +419,43 @@ def test_a_graph_too_large_for_a_method_is_refused(method: str, tmp_path: Path) 
             "grid",
         ),
         ("transformer", Request(devices=2), "MD0665", "--cluster"),
-        ("placement", Request(devices=2), "MD0665", "leave `--devices` out"),
+        ("placement", Request(devices=2), "MD0665", "leave out `--devices`"),
         (
             "stages",
             Request(devices=2, bandwidth=1.0, cluster="h100"),
             "MD0665",
-            "leave `--bandwidth` out",
+            "leave out `--bandwidth`",
         ),
         (
             "stages",
             Request(method="throughput", devices=2, cluster="h100"),
             "MD0665",
-            "leave `--cluster` out",
+            "leave out `--cluster`",
         ),
-        ("stages", Request(devices=12, cluster="h100"), "MD0666", "take 8 or 16 devices"),
+        (
+            "stages",
+            Request(devices=12, cluster="h100"),
+            "MD0666",
+            "write `--devices 8` or `--devices 16`",
+        ),
         ("stages", Request(devices=2, cluster="h10"), "MD0320", "h100"),
         (
             "stages",
             Request(devices=2, bandwidth=1.0, memory=9),
             "MD0665",
-            "leave `--memory` out",
+            "leave out `--memory`",
         ),
         (
             "devices",
             Request(devices=2, bandwidth=1.0, memory=9),
             "MD0665",
-            "leave `--memory` out",
+            "leave out `--memory`",
         ),
         (
             "transformer",
             Request(devices=2, bandwidth=1.0, cluster="h100"),
             "MD0665",
-            "leave `--bandwidth` out",
+            "leave out `--bandwidth`",
         ),
         ("stages", Request(devices=100_000, bandwidth=1.0), "MD0663", "fewer devices"),
         (
@@ -495,4 +500,4 @@ def test_a_limit_needs_nodes_that_take_memory(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError, match="MD0665") as caught:
         solved(written(tmp_path, graph), Request(memory=9))
     (found,) = caught.value.diagnostics
-    assert found.help == 'write `"memory": […]` in the nodes, or leave `--memory` out'
+    assert found.help == 'leave out `--memory`, or write `"memory": […]` in the nodes'

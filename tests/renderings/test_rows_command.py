@@ -86,5 +86,5 @@ def test_as_json() -> None:
 def test_an_unknown_operator() -> None:
     printed = run("sofmax", code=2)
     assert "MD0605" in printed
-    assert "did you mean `softmax`?" in printed
+    assert "write `softmax`" in printed
     assert json.loads(run("sofmax", "--json", code=2))["diagnostics"][0]["code"] == "MD0605"

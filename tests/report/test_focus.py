@@ -121,11 +121,11 @@ def test_a_tensor_on_a_line_the_largest_of_it() -> None:
 @pytest.mark.parametrize(
     ("focus", "code", "help"),
     [
-        ({"line": 99}, "MD0607", "lines are counted from 1 to"),
-        ({"line": 0}, "MD0607", "lines are counted from 1 to"),
-        ({"tensor": "hh"}, "MD0607", "did you mean `h`?"),
+        ({"line": 99}, "MD0607", "write `--line"),
+        ({"line": 0}, "MD0607", "write `--line"),
+        ({"tensor": "hh"}, "MD0607", "write `--tensor h`"),
         ({"tensor": "nothing_like_it"}, "MD0607", "there are x, target, w"),
-        ({"top": 0}, "MD0601", "ask for 1 or more"),
+        ({"top": 0}, "MD0601", "write `--top 1`"),
     ],
 )
 def test_what_is_not_there(focus: dict[str, Any], code: str, help: str) -> None:

@@ -78,9 +78,10 @@ def accepted(asked: str) -> Iterator[tuple[str, tuple[tuple[str, int], ...]]]:
     yield "%mdsl", _resolved(read_line(f"explain --mesh {shop}").given.mesh)
 
 
-def _resolved(asked: str) -> tuple[tuple[str, int], ...]:
+def _resolved(asked: str | None) -> tuple[tuple[str, int], ...]:
     options = Options(mesh=asked, layout="")
     found = compile_source(Source("p.mdsl", TEXT), options, Diagnostics(), "named")
+    assert asked is not None
     return resolve_mesh(found.declarations, asked).axes
 
 

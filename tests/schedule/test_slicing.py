@@ -135,12 +135,12 @@ def test_the_command_prints_the_best_slices(cli: Cli) -> None:
     ("arguments", "code", "help"),
     [
         (("gpipe", *SIZE), "MD0532", "take `terapipe`"),
-        (("interleaved", *SIZE, "--chunks", "2"), "MD0532", "leave `--chunks` out"),
-        (("terapipe", *SIZE, "--times", "F=2"), "MD0532", "leave `--times` out"),
-        (("terapipe", *SIZE[:4], "--unit", "2"), "MD0532", "add `--tokens`"),
-        (("terapipe", *SIZE, "--slice-times", "slices=2"), "MD0530", "did you mean `slice`?"),
-        (("terapipe", *SIZE, "--slice-times", "pair=1,pair=2"), "MD0530", "write it once"),
-        (("terapipe", "--tokens", "16"), "MD0532", "--stages 4 --micro 8"),
+        (("interleaved", *SIZE, "--chunks", "2"), "MD0532", "leave out `--chunks`"),
+        (("terapipe", *SIZE, "--times", "F=2"), "MD0532", "leave out `--times`"),
+        (("terapipe", *SIZE[:4], "--unit", "2"), "MD0532", "write `--tokens 2048`"),
+        (("terapipe", *SIZE, "--slice-times", "slices=2"), "MD0530", "write `slice`"),
+        (("terapipe", *SIZE, "--slice-times", "pair=1,pair=2"), "MD0530", "leave out `pair=2`"),
+        (("terapipe", "--tokens", "16"), "MD0532", "write `--stages 4` and `--micro 8`"),
     ],
 )
 def test_options_that_mean_nothing(

@@ -291,7 +291,7 @@ def test_fewest_bytes() -> None:
 
 REFUSED = {
     "--fix layers:data": ("MD0907", "needs micro-batches", "with one_f_one_b"),
-    "--pipeline pip": ("MD0647", "the mesh has no such axis", "did you mean `pipe`?"),
+    "--pipeline pip": ("MD0647", "the mesh has no such axis", "write `--pipeline pipe`"),
     "--pipeline pipe --mesh pipe:3": ("MD0647", "does not divide over `pipe` of 3", "another size"),
 }
 
