@@ -17,13 +17,13 @@ LONGEST = 400
 
 
 @dataclass(frozen=True, slots=True)
-class CommandLine:
+class CommandWords:
     """The words of a command, and of each option the names it has and whether it takes a value."""
 
     words: tuple[str, ...]
     options: Mapping[str, tuple[frozenset[str], bool]]
 
-    def after(self, fix: Fix) -> CommandLine | None:
+    def after(self, fix: Fix) -> CommandWords | None:
         """The arguments with a fix carried out; None where it does not change these alone."""
         edits = of_command(fix)
         if edits is None:
@@ -31,7 +31,7 @@ class CommandLine:
         words: list[str] | None = list(self.words)
         for edit in edits:
             words = words and self._edited(words, edit)
-        return CommandLine(tuple(words), self.options) if words else None
+        return CommandWords(tuple(words), self.options) if words else None
 
     def _edited(self, words: list[str], edit: OptionEdit) -> list[str] | None:
         """The words after one edit; None where what it replaces is not among them."""
@@ -125,7 +125,7 @@ def corrected(diagnostic: Diagnostic) -> str | None:
     return None if text is None or len(text) > LONGEST else text
 
 
-def arguments(parser: Any, words: Iterable[str]) -> CommandLine:
+def arguments(parser: Any, words: Iterable[str]) -> CommandWords:
     """The words of a command with what its parser says of options."""
     given = tuple(words)
     commands = getattr(parser, "commands", None)
@@ -136,4 +136,4 @@ def arguments(parser: Any, words: Iterable[str]) -> CommandLine:
         names = frozenset(parameter.opts)
         takes_value = not getattr(parameter, "is_flag", False)
         options |= dict.fromkeys(names, (names, takes_value))
-    return CommandLine(given, options)
+    return CommandWords(given, options)
