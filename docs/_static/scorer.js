@@ -12,8 +12,12 @@ var Scorer = {
   term: 5,
   partialTerm: 2,
 
-  /* The share of its score that a page keeps, by the beginning of its name. */
+  /* The share of its score that a page keeps, by the beginning of its name. Of equals, the pages that
+     introduce a subject come first. */
   shares: {
+    "docs/start": 1.4,
+    "docs/layouts": 1.3,
+    "docs/explain": 1.2,
     "docs/codes/": 0.2,
     "docs/operators/": 0.5,
     "docs/codes": 0.4,

@@ -136,6 +136,16 @@ def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
     assert outside == set()
 
 
+def test_the_search_weighs_pages_that_are_there(site: Path) -> None:
+    scorer = (site / "_static/scorer.js").read_text(encoding="utf-8")
+    weighed = re.findall(r'^    "?([\w/]+)"?: [\d.]+,$', scorer, re.MULTILINE)
+    names = [path.relative_to(site).as_posix() for path in pages(site)]
+    assert len(weighed) > 5
+    assert [w for w in weighed if not any(name.startswith(w) for name in names)] == []
+    loaded = (site / "_static/language_data.js").read_text(encoding="utf-8")
+    assert scorer in loaded, "Sphinx has its own order"
+
+
 def test_every_picture_is_described(site: Path) -> None:
     assert {p.name: read(p).unsaid for p in pages(site) if read(p).unsaid} == {}
 
