@@ -83,9 +83,9 @@ def test_the_picture_has_every_action(name: str) -> None:
     for row, peak in zip(made.rows, made.verified.peaks, strict=True):
         curve = in_flight(row)
         assert (max(count for _, count in curve), curve[-1][1]) == (peak, 0)
-        ends = [end for _, _, end in phases(row)]
-        assert ends == sorted(ends)
-        assert ends[-1] == row[-1].end
+        until = [end for _, _, end in phases(row)]
+        assert until == sorted(until)
+        assert until[-1] == row[-1].end
 
 
 def test_the_facts_of_many_devices_take_work_in_proportion() -> None:
