@@ -195,10 +195,10 @@ def trained(weight):
 
 
 results = {weight: trained(weight) for weight in (0, 0.1)}
-Curves("first choices in percent, by step: without a balance loss", results[0][0])
+Curves("first choices in percent, by step: without a balance loss", results[0][0], 60)
 
 # %%
-Curves("first choices in percent, by step: with 0.1 · balance loss", results[0.1][0])
+Curves("first choices in percent, by step: with 0.1 · balance loss", results[0.1][0], 60)
 
 # %%
 for weight, (history, error, lost) in results.items():

@@ -230,10 +230,12 @@ def _look(kind: str) -> str:
 
 
 class Curves:
-    """A picture of curves: by name, `y` for each `x`. As text it is a table."""
+    """A picture of curves: by name, `y` for each `x`, up to `most`. As text it is a table."""
 
-    def __init__(self, title: str, values: dict[str, dict[int, float]]) -> None:
-        self.title, self.values = title, values
+    def __init__(
+        self, title: str, values: dict[str, dict[int, float]], most: float | None = None
+    ) -> None:
+        self.title, self.values, self.most = title, values, most
         self.places = sorted({x for each in values.values() for x in each})
 
     def __repr__(self) -> str:
@@ -252,7 +254,8 @@ class Curves:
 
     def _repr_svg_(self) -> str:
         left, top, width, height = 40, 26, 420, 170
-        most = max((y for each in self.values.values() for y in each.values()), default=1) or 1
+        highest = max((y for each in self.values.values() for y in each.values()), default=1) or 1
+        most = self.most or highest
         across = width / max(1, len(self.places) - 1)
         parts = [f'<text x="{left}" y="14">{escape(self.title)}</text>']
         box = f'x="{left}" y="{top}" width="{width}" height="{height}"'
