@@ -205,7 +205,7 @@ def test_hanayo_is_as_idle_as_its_authors_say_in_the_whole_step() -> None:
 
 
 def sentences(made: TimedSchedule) -> str:
-    return str(shown(made, Listing("")))
+    return str(shown(made, Listing.of("")))
 
 
 def test_the_textbook_is_beside_what_is_simulated(cli: Cli) -> None:
