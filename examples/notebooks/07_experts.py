@@ -22,7 +22,7 @@ from functools import cache
 from math import ceil
 
 import numpy as np
-from course import Curves, Routes, sent
+from course import Curves, Routes, example, sent
 
 import meshdsl as md
 
@@ -218,7 +218,7 @@ for weight, (history, error, lost) in results.items():
 # axis. Look at `examples/moe.mdsl`, a block of GShard's transformer:
 
 # %%
-moe = md.load("../moe.mdsl")
+moe = md.load(example("moe.mdsl"))
 gshard = moe.compile("four", "gshard")
 gshard.explain(line=25)
 
@@ -246,7 +246,7 @@ sent(gshard)
 # %%
 rules = ["batch -> e", "expert: experts -> e"]
 for slots in (4096, 1280):
-    mixtral = md.load("../models/mixtral.mdsl", dims={"slot": slots})
+    mixtral = md.load(example("models/mixtral.mdsl"), dims={"slot": slots})
     cost = mixtral.compile({"e": 8}, rules).cost()
     work = f"{cost.flops / 1e12:,.0f} TFLOP"
     print(f"{slots} slots: {cost.by_kind['all_to_all'] / 1e9:.1f} GB by all_to_alls, {work}")
@@ -273,7 +273,7 @@ def one_layer(devices):
     """The bytes of the all_to_alls of a layer of these sizes, that a device sends."""
     sizes = {"token": 8192, "model": 4096, "experts": 64, "slot": ceil(1.25 * 2 * 8192 / 64)}
     others = {"layers": 1, "hidden": 16384, "inner": 16384}
-    layer = md.load("../moe.mdsl", dims={**sizes, "group": devices, **others})
+    layer = md.load(example("moe.mdsl"), dims={**sizes, "group": devices, **others})
     rules = ["group -> e", "expert: experts -> e"]
     return layer.compile({"e": devices}, rules, dtype="bf16").cost().by_kind["all_to_all"]
 
@@ -371,7 +371,7 @@ assert balances(balance_loss) == "Right!"
 
 # %%
 sizes = {"group": 64, "token": 2048, "model": 4096, "experts": 8, "slot": 640, "inner": 14336}
-staged = md.load("../moe_stages.mdsl", dims={**sizes, "layers": 32})
+staged = md.load(example("moe_stages.mdsl"), dims={**sizes, "layers": 32})
 
 
 @cache
