@@ -189,10 +189,21 @@ class Diagnostic:
 
 
 def advice(fixes: Iterable[Fix], *others: str | None) -> str | None:
-    """The help line of edits, then whatever else may be done or said, or None of nothing."""
-    ways = [fix.title if fix.said is None else fix.said for fix in fixes]
-    said = "; or ".join(filter(None, ways))
+    """The help line of fixes, then whatever else may be done or said, or None of nothing.
+
+    Fixes that begin alike are told together: ``write `--engine local` or `--engine torchrun` ``.
+    """
+    ways: dict[str, list[str]] = {}
+    for fix in fixes:
+        verb, quote, name = fix.title.partition(" `") if fix.said is None else (fix.said, "", "")
+        ways.setdefault(verb, []).append(f"{quote.strip()}{name}")
+    said = "; or ".join(f"{verb} {_either(names)}".rstrip() for verb, names in ways.items() if verb)
     return "; ".join(filter(None, (said, *others))).replace("?; ", "? ") or None
+
+
+def _either(names: list[str]) -> str:
+    """`a`, `b` or `c`."""
+    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 class DiagnosticError(Exception):

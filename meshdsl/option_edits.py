@@ -17,6 +17,7 @@ from meshdsl.diagnostics import (
     OptionEdit,
     Related,
     Span,
+    advice,
     all_closest,
 )
 
@@ -68,7 +69,7 @@ def known_values(
         fixes = one_of(option, close)
     else:
         fixes = tuple(replace_argument(value, word, safe=len(close) == 1) for word in close)
-    return fixes, advice(fixes) if fixes else f"there are {', '.join(values) or 'none'}"
+    return fixes, advice(fixes) or f"there are {', '.join(values) or 'none'}"
 
 
 def unknown_value(
@@ -111,23 +112,6 @@ _PYTHON = {"--as": "weights"}
 """Options whose argument in Python has another name."""
 
 
-def advice(fixes: Sequence[Fix], *others: str) -> str:
-    """The help that offers these fixes, and `others` in words: what no edit can say.
-
-    Fixes that begin alike are told together: ``write `--engine local` or `--engine torchrun` ``.
-    """
-    told: dict[str, list[str]] = {}
-    for fix in fixes:
-        verb, quote, name = fix.title.partition(" `")
-        told.setdefault(verb, []).append(f"{quote.strip()}{name}")
-    return ", or ".join([*(f"{verb} {_either(parts)}" for verb, parts in told.items()), *others])
-
-
-def _either(parts: list[str]) -> str:
-    """`a`, `b` or `c`."""
-    return " or ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
-
-
 def wrong_option(
     code: str,
     message: str,
@@ -138,7 +122,7 @@ def wrong_option(
 ) -> Diagnostic:
     """The error whose help offers these fixes of the command, then `others` in words."""
     offered = (fixes,) if isinstance(fixes, Fix) else tuple(fixes)
-    help = advice(offered, *others)
+    help = advice(offered, *(f"or {other}" for other in others))
     return Diagnostic(code, message, span, related=related, help=help, fixes=offered)
 
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshdsl.backends.draws import index_bounds
-from meshdsl.diagnostics import Diagnostics, all_closest, fail
+from meshdsl.diagnostics import Diagnostics, advice, all_closest, fail
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import NamedProgram, Output
 from meshdsl.named.program_choice import is_trained
-from meshdsl.option_edits import advice, one_of, refuse
+from meshdsl.option_edits import one_of, refuse
 from meshdsl.pipeline import Compilation, Known
 from meshdsl.records import dataclass
 

@@ -130,8 +130,7 @@ def parse_options(mesh: dict[str, int], trains: bool) -> argparse.Namespace:
     parser.add_argument("--force", action="store_true", help="overwrite files")
     options = parser.parse_args(namespace=argparse.Namespace(updated=None))
     if world != str(devices):
-        axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.items())
-        wanted = f"{devices} devices, {{ {axes} }}"
+        wanted = f"{devices} devices, {{ {', '.join(f'{a}: {size}' for a, size in mesh.items())} }}"
         raise ValueError(f"this program is for {wanted}, but {world} started\nrun: {command}")
     for path in filter(None, (options.out, options.updated)):
         if not path.endswith(".npz") or not os.path.isdir(os.path.dirname(path) or "."):

@@ -22,10 +22,11 @@ from meshdsl.diagnostics import (
     DiagnosticError,
     OptionEdit,
     Source,
+    advice,
     counted,
     fail,
 )
-from meshdsl.option_edits import advice, give, leave_out, refuse
+from meshdsl.option_edits import give, leave_out, refuse
 from meshdsl.records import dataclass
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from meshdsl.backends.runtime.mapped_arrays import SUFFIX, mapped_text
 from meshdsl.backends.runtime.user_files import Refused
 from meshdsl.backends.weights.model_files import ModelRefused, ModelTensor, is_model, tensors_of
 from meshdsl.backends.weights.reading import Mapped, mapped_params
-from meshdsl.diagnostics import Diagnostics, fail
+from meshdsl.diagnostics import Diagnostics, advice, fail
 from meshdsl.named.weights import WeightMap, weight_map
-from meshdsl.option_edits import advice, give, known_values, one_of, refuse
+from meshdsl.option_edits import give, known_values, one_of, refuse
 from meshdsl.pipeline import Compilation
 from meshdsl.syntax import ast
 

@@ -20,8 +20,8 @@ from meshdsl.cli.options import (
     option,
     pipeline_options,
 )
-from meshdsl.diagnostics import all_closest, fail
-from meshdsl.option_edits import advice, replace_argument
+from meshdsl.diagnostics import advice, all_closest, fail
+from meshdsl.option_edits import replace_argument
 
 if TYPE_CHECKING:
     from meshdsl.report.focus import Focus

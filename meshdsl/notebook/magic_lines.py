@@ -30,8 +30,7 @@ from meshdsl.cli.run import RunOptions
 from meshdsl.cli.schedule import Draw
 from meshdsl.cli.search import SearchLayouts
 from meshdsl.cli.simulate import Simulate
-from meshdsl.diagnostics import Fix, Source, Span, did_you_mean, fail
-from meshdsl.option_edits import advice
+from meshdsl.diagnostics import Fix, Source, Span, advice, did_you_mean, fail
 from meshdsl.records import dataclass
 
 

@@ -307,7 +307,8 @@ def _lint_equal(
     fitting = [n for n in _near(divisors(part), use.micro, MOST_TRIED) if fits(n)]
     near = ", ".join(map(str, _near(fitting, use.micro, 2)))
     fixes = _numbers_of_parts(use, near.split(", ") if near else [])
-    help = f"numbers that fit: {near}" if near else f"give `{dim}` another size"
+    fitting_numbers = f"numbers that fit: {near}" if near else f"give `{dim}` another size"
+    help = advice(fixes) or fitting_numbers
     place = layout.declared.get(("dim", dim))
     related = () if place is None else (place,)
     message = f"`{dim}` of size {size} is not cut into {use.micro} equal parts"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-from meshdsl.diagnostics import fail
-from meshdsl.option_edits import advice, replace_argument
+from meshdsl.diagnostics import advice, fail
+from meshdsl.option_edits import replace_argument
 from meshdsl.records import dataclass
 from meshdsl.syntax.tokens import is_name, is_reserved
 

@@ -13,8 +13,8 @@ from fractions import Fraction
 from functools import cache, cached_property
 from importlib import import_module
 
-from meshdsl.diagnostics import Span, all_closest, closest, did_you_mean, fail
-from meshdsl.option_edits import advice, give, leave_out, refuse, replace_argument
+from meshdsl.diagnostics import Span, advice, all_closest, closest, did_you_mean, fail
+from meshdsl.option_edits import give, leave_out, refuse, replace_argument
 from meshdsl.records import dataclass
 from meshdsl.schedule.laws import Law
 from meshdsl.schedule.table import MOST_PARTS, Action, Kind, Row, ScheduleTable, Weights, of_rows

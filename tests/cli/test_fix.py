@@ -61,7 +61,8 @@ def test_diff_shows_and_writes_nothing(file: Path, cli: Cli) -> None:
 def test_diff_alone_is_refused(file: Path, cli: Cli) -> None:
     done = cli("check", str(file), "--diff")
     assert done.code == 2
-    assert "--fix --diff" in done.err
+    assert "add `--fix`" in done.err
+    assert "try: meshdsl check" in done.err
 
 
 def test_a_file_without_problems_is_left_alone(file: Path, cli: Cli) -> None:

@@ -113,7 +113,7 @@ def test_a_name_that_is_none_is_refused(cli: Cli, name: str) -> None:
     done = cli("new", name)
     assert (done.code, done.codes) == (2, ["error[MD0620]"])
     assert "\x1b" not in done.err
-    proposed = re.findall(r"`meshdsl new (\w+)`", done.err)
+    proposed = re.findall(r"write `(\w+)`", done.err)
     assert proposed == ([REFUSED[name]] if REFUSED[name] else [])
     assert os.listdir() == []
     if proposed:

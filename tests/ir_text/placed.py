@@ -43,7 +43,7 @@ def parse_mesh(text: str) -> Mesh:
     axes, *times = (tuple((name, int(size)) for name, size in part) for part in pairs)
     texts = (_GIVEN.fullmatch(item) for item in match_[3].split(", ")) if match_[3] else ()
     blocks = ((m[1], tuple(m[2].split(" ")), tuple(map(int, m[3].split()))) for m in texts if m)
-    return Mesh(match_[1] or "mesh", axes, times[0] if times else (), tuple(blocks))
+    return Mesh(match_[1] or "--mesh", axes, times[0] if times else (), tuple(blocks))
 
 
 def parse_placed_type(

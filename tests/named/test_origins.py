@@ -28,7 +28,7 @@ NAMED = """program p
     next %5 = %6; at the end %7 g
   return g = %7
 """
-PLACED = """program p, mesh m (data 2), layout l, reduce deferred
+PLACED = """program p, mesh m { data: 2 }, layout l, reduce deferred
   input %0 x : f32[a@data 2]
   %1 y = exp %0 : f32[a@data 2]
   %2 g = neg %1 [backwardTAG] : f32[a@data 2]
