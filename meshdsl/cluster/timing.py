@@ -403,13 +403,13 @@ def refuse_uneven(cluster: Cluster, mesh: Mesh, span: Span | None = None) -> Non
         n for n in groups if stride < n < stride * sizes[last] and not _fits(n, stride, sizes[last])
     )
     message = (
-        f"the axis `{axis}` has {sizes[last]} devices, {stride} apart: it cuts the groups of {cut} "
-        f"of {cluster.name} unevenly"
+        f"the {sizes[last]} devices of axis `{axis}`, numbered {stride} apart, are spread unevenly "
+        f"over the groups of {cut} devices of {cluster.name}"
     )
     nearest = _nearest(cluster, sizes)
     named = zip(mesh.names, nearest or (), strict=False)
     text = mesh_text(dict(named))
-    help = f"the nearest mesh that does not: `{text}`" if text else None
+    help = f"the nearest mesh that fits: `{text}`" if text else None
     fail("MD0323", message, span, help=help)
 
 

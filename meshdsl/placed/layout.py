@@ -310,7 +310,7 @@ class Layout:
         fixes = (removal(second.span, "remove this rule"),) if second.is_in_layout else ()
         fail(
             "MD0303",
-            f"two rules for `{first.dim}` of `{value.label}` are equally narrow: "
+            f"two rules for `{first.dim}` of `{value.label}` are equally specific: "
             f"`{first}` and `{second}`",
             second.span,
             Related(first.span, "the other rule"),
@@ -396,9 +396,10 @@ def uneven(
     every = itertools.product(*map(range, ways))
     if not all(block(size, ways, at)[1] for at in every):
         message = (
-            f"of dim `{dim}` of size {size} over {over} of size {count} some devices hold nothing"
+            f"some devices store no part of dim `{dim}`: it has size {size}, over {over} of size "
+            f"{count}"
         )
-        help = advice(fixes, sizes, "it works as it is, but they wait")
+        help = advice(fixes, sizes, "the program is right as it is, but those devices wait")
         yield Diagnostic("MD0301", message, span, "note", help=help, fixes=fixes)
 
 
@@ -774,7 +775,7 @@ def _own_rules(
         rule = Rule(tuple(s.text for s in item.selector), item.dim.text, axes, item.keep, item.span)
         old = by_target.setdefault((rule.selector, rule.dim), rule)
         if old is not rule:
-            message = f"two rules for `{rule.dim}` are equally narrow: `{old}` and `{rule}`"
+            message = f"two rules for `{rule.dim}` are equally specific: `{old}` and `{rule}`"
             where = (Related(old.span, "the other rule"),)
             fixes = (removal(rule.span, "remove this rule"),)
             diagnostics.add(Diagnostic("MD0303", message, rule.span, related=where, fixes=fixes))

@@ -471,9 +471,10 @@ def _no_axis(rule: Rule | StageRule, axis: str, layout: Layout) -> Diagnostic:
     help: str | None = advice(fixes) or f"the mesh has {', '.join(axes) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"
     if declared in axes:
-        message = f"no rule of the layout names a part `{axis}` of `{declared}`; it does nothing"
+        message = f"no rule of the layout names the sub-axis `{axis}` of `{declared}`; it does "
+        message += "nothing"
         fixes = _written_axis(rule.span, axis, declared)
-        help = advice(fixes, f"or name the part in a rule, `DIM -> {axis}`")
+        help = advice(fixes, f"or name the sub-axis in a rule, `DIM -> {axis}`")
     return Diagnostic("MD0304", message, rule.span, _severity(rule.span), help=help, fixes=fixes)
 
 

@@ -63,7 +63,8 @@ def refined(layout: Layout, diagnostics: Diagnostics) -> Layout:
     in_parts = {axis for axis, its in cut_up if len(its) > 1}
     for stage in (stage for stage in layout.cuts if stage.axis in in_parts):
         message = (
-            f"`{stage}`: stages use all of an axis, and another rule names a part of `{stage.axis}`"
+            f"`{stage}`: stages use a whole axis, and another rule names a sub-axis of "
+            f"`{stage.axis}`"
         )
         help = f"split dims over other axes than `{stage.axis}`"
         diagnostics.add(Diagnostic("MD0318", message, stage.span, help=help))
@@ -76,7 +77,7 @@ def _wrong(part: SubAxis, rule: Rule, mesh: Mesh) -> Iterator[Diagnostic]:
     size = mesh.size(part.axis)
     before = ".".join([part.axis, *map(str, part.sizes[:-1])])
     if 1 in part.sizes or 0 in part.sizes:
-        message = f"`{part}`: a part of an axis has 2 devices or more"
+        message = f"`{part}`: the size of a sub-axis is 2 or more"
         left = [n for n in part.sizes if n > 1]
         shorter = ".".join([part.axis, *map(str, left)])
         fixes = _renamed(rule, str(part), shorter)
@@ -84,7 +85,8 @@ def _wrong(part: SubAxis, rule: Rule, mesh: Mesh) -> Iterator[Diagnostic]:
         yield Diagnostic("MD0318", message, rule.span, help=help, fixes=fixes)
     elif size % part.end:
         inner = f"{' x '.join(map(str, part.sizes))} = {part.end}" if part.before > 1 else part.end
-        message = f"`{part}` is no part of `{part.axis}` of size {size}: {inner} does not divide it"
+        message = f"`{part}` is no sub-axis of `{part.axis}`, of size {size}: {inner} does not "
+        message += "divide it"
         room = size // part.before if size % part.before == 0 else 1
         fitting = [f"{before}.{n}" for n in range(2, room + (part.before > 1)) if room % n == 0]
         fixes = tuple(fix for new in fitting[:8] for fix in _renamed(rule, str(part), new))
@@ -100,15 +102,15 @@ def _conflict(part: SubAxis, rule: Rule, cuts: _Cuts, size: int) -> Iterator[Dia
             least, most = sorted((product, other))
             if most % least == 0:
                 continue
-            message = f"`{part}` and `{cause}` do not nest: they cut `{part.axis}` "
+            message = f"`{part}` and `{cause}` do not nest: they divide `{part.axis}` "
             message += f"into {product} and into {other} groups of devices"
             room = size // cause.end
             asked = [part.sizes[-1], *range(2, room + 1)]
             inner = next((n for n in asked if room % n == 0), 1)
             fixes = _renamed(rule, str(part), f"{cause}.{inner}" if inner > 1 else str(cause))
-            help = f"name one within the other, as `{cause}.{inner}`"
+            help = f"name a sub-axis of the other, as `{cause}.{inner}`"
             if inner == 1:
-                help = f"write `{cause}` for both, or a part that it cuts in two or more"
+                help = f"write `{cause}` for both, or a size of `{part.axis}` that both divide"
             help = advice(fixes) or help
             where = () if of is None else (Related(of.span, f"`{of}`"),)
             yield Diagnostic("MD0318", message, rule.span, related=where, help=help, fixes=fixes)
@@ -127,7 +129,7 @@ def _on_parts(rules: list[Rule], parts: Parts, diagnostics: Diagnostics) -> Iter
         message = f"`{rule.dim}` is split over one axis twice: `{first}` and `{second}` overlap"
         inner = _within(first, second, dict(parts))
         fixes = _renamed(rule, second, inner)
-        help = f"the part within `{first}` is `{inner}`" if inner else "name each part once"
+        help = f"the sub-axis inside `{first}` is `{inner}`" if inner else "name each sub-axis once"
         help = advice(fixes) or help
         diagnostics.add(Diagnostic("MD0302", message, rule.span, help=help, fixes=fixes))
 
@@ -141,7 +143,7 @@ def within(first: Rule, second: Rule, mesh: Mesh) -> tuple[str, tuple[Fix, ...]]
         inner = _within(one, other, dict(mesh.parts))
         if inner is not None:
             fixes = _renamed(second, other, inner)
-            return f"that is the part of `{whole_axis(one)}` within `{one}`", fixes
+            return f"that is the sub-axis of `{whole_axis(one)}` inside `{one}`", fixes
     return "", ()
 
 

@@ -169,7 +169,7 @@ def _uses(program: NamedProgram, layout: Layout) -> Iterator[_Use]:
         ringed = [d for d in _positions(op) if sizes.get(d.name, 1) > 1]
         if len(ringed) > 1:
             names = " and ".join(f"`{d}`" for d in ringed)
-            why = f"{names} of its queries are split, and a ring goes along one"
+            why = f"{names} of its queries are split, and a ring runs along one"
             _refuse(op, result, setting, why)
         for seq in ringed:
             ring = _ring(op, result, setting, seq, sizes[seq.name])
@@ -187,18 +187,18 @@ def _ring(op: NamedOp, result: Value, setting: Setting, seq: Dim, count: int) ->
     """The ring of `count` devices along `seq`. Raises MD0341."""
     _, mem = op.attr("dims")
     if len(operands(op.ins, op.name)) > 3:
-        _refuse(op, result, setting, "it has a mask other than the triangle")
+        _refuse(op, result, setting, "it has another mask than the causal one")
     is_causal = bool(op.attr("causal"))
     if is_causal and seq.size != mem.size:
         sizes = f"`{seq}` has {seq.size} positions, and `{mem}` {mem.size}"
-        _refuse(op, result, setting, f"{sizes}, which its triangle compares")
+        _refuse(op, result, setting, f"{sizes}, which its causal mask compares")
     balanced = setting.value == ZIGZAG and is_causal
     blocks = count * 2 if balanced else count
     for dim in (seq, mem):
         if dim.size % blocks:
             kind = "half blocks" if balanced else "blocks"
             near = " or ".join(map(str, nearest(dim.size, blocks)))
-            why = f"`{dim}`, of size {dim.size}, is not {blocks} {kind} of one size"
+            why = f"`{dim}`, of size {dim.size}, does not divide into {blocks} equal {kind}"
             _refuse(op, result, setting, why, f"or give `{dim}` the size {near}")
     return Ring(seq, mem, count, balanced)
 
@@ -215,7 +215,7 @@ def _refuse(op: NamedOp, result: Value, setting: Setting, why: str, first: str =
     write = Fix.write(setting.span, text, safe=False)
     add = inserted(setting.span.end, f", {text}", setting.span, f"add `{text}`")
     fixes = (add if apart else write,)
-    message = f"`{setting}`: this attention cannot be a ring: {why}"
+    message = f"`{setting}`: ring attention is not possible here: {why}"
     where = Related(op.span, "it is computed here")
     help = advice(fixes, first)
     fail("MD0341", message, setting.span, where, help=help, fixes=fixes)

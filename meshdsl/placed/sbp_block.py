@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshdsl.diagnostics import DiagnosticError, Fix, Related, Source, Span, advice, counted, fail
+from meshdsl.diagnostics import DiagnosticError, Fix, Related, Source, Span, advice, fail
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.selectors import TENSOR, selects
@@ -51,10 +51,10 @@ class Annotations:
 
     def _placement(self, value: Value, entry: ast.SbpEntry) -> Placement:
         if len(entry.components) != len(self.mesh.axes):
-            message = (
-                f"`{value.label}` has {counted(len(entry.components), 'component')}, "
-                f"and the mesh has the axes {', '.join(self.mesh.names) or '(none)'}"
-            )
+            count = len(entry.components)
+            entries = "1 entry" if count == 1 else f"{count} entries"
+            axes = ", ".join(self.mesh.names) or "(none)"
+            message = f"`{value.label}` has {entries}, and the mesh has the axes {axes}"
             help = "write one per mesh axis, in mesh order: `S(i)`, `B`, `P` or `P(max)`"
             fail("MD0308", message, entry.span, help=help)
         splits: dict[str, tuple[str, ...]] = {}
@@ -62,8 +62,13 @@ class Annotations:
         for axis, component in zip(self.mesh.names, entry.components, strict=True):
             self._component(value, axis, component, splits, partial)
         if len(set(partial.values())) > 1:
-            help = "a sum of maxima is not a maximum of sums; reduce one of them first"
-            fail("MD0308", "partial axes of one tensor share one operation", entry.span, help=help)
+            help = "a sum of maxima is not a maximum of sums; write the same one for both axes"
+            fail(
+                "MD0308",
+                "a tensor has one kind of partial value, on all axes",
+                entry.span,
+                help=help,
+            )
         for dim, axes in splits.items():
             for diagnostic in uneven(dim, value.type.size(dim), axes, self.mesh, entry.span):
                 if diagnostic.severity == "error":
@@ -124,7 +129,7 @@ def check_component(node: ast.Expr) -> None:
             return
     fixes = (Fix.write(node.span, "B", safe=False),)
     help = advice(fixes, "or `S(i)`, `P`, `P(max)`, `P(min)` or `P(prod)`")
-    fail("MD0308", "this is no component of a placement", node.span, help=help, fixes=fixes)
+    fail("MD0308", "this is no `sbp` entry", node.span, help=help, fixes=fixes)
 
 
 def means(path: tuple[ast.Name, ...], value: Value) -> bool:

@@ -67,8 +67,8 @@ def _split_kernel(window: _Window, program: NamedProgram, layout: Layout) -> Ite
         fixes.append(removal(rule.span, "remove the rule"))
     if _suits(window, program, _with(layout, rule, stored)):
         fixes.append(Fix.write(rule.span, str(stored), safe=False))
-    message = f"`{window.op.name}` needs its kernel whole along `{dim}`: it is gathered before "
-    message += "each use"
+    message = f"`{window.op.name}` cannot use a kernel that is split along `{dim}`: it is gathered "
+    message += "before each use"
     written = _written(rule, tuple(fixes))
     yield Diagnostic("MD0224", message, rule.span, "warning", help=advice(fixes), fixes=written)
 
@@ -81,8 +81,8 @@ def _no_rule(window: _Window, program: NamedProgram, layout: Layout) -> Iterator
         if _suits(window, program, _with(layout, rule, rule, other)):
             end = Span(rule.span.source, rule.span.end, rule.span.end)
             fix = Fix(f"add `{other}`", (Edit(end, f", {other}"),), safe=False)
-            text = f"`{window.op.name}` makes `{window.dim}` of `{rule.dim}`"
-            message = f"{text}, and no rule splits it: the plan chooses"
+            message = f"no rule places `{window.dim}`, which `{window.op.name}` computes from "
+            message += f"`{rule.dim}`: the compiler chooses"
             help, fixes = advice((fix,)), _written(rule, (fix,))
             yield Diagnostic("MD0225", message, rule.span, "note", help=help, fixes=fixes)
             return

@@ -203,7 +203,7 @@ def _placement_problem(
         asked = tuple(a.text for a in item.axes or () if program.mesh.size_or_one(a.text) > 1)
         wanted = program.mesh.known(asked)
         if tensor.placement.axes_of(item.dim.text) != wanted:
-            return f"`{tensor.value.label}` is placed otherwise: it is {actual}"
+            return f"`{tensor.value.label}` is placed differently: it is {actual}"
     return None
 
 
@@ -222,7 +222,7 @@ def _check_figure(
         if actual != wanted:
             over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
             where = f" in `{program}`" if len(figures) > 1 else ""
-            message = f"expected {entry.what.text}{over} {_said(wanted)}, and it is {_said(actual)}"
+            message = f"expected {entry.what.text}{over} {_said(wanted)}, but it is {_said(actual)}"
             why: str | None = "`meshdsl explain` shows each collective and why it is there"
             fixes = _expected(entry.value.span, str(actual))
             if right:

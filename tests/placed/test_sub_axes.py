@@ -231,7 +231,7 @@ def test_a_pin_takes_a_part_that_the_layout_names() -> None:
     told = Diagnostics()
     compile_text(pinned.replace("tp.2.4", "tp.4"), told, evaluate=True, reduce="deferred")
     (warning,) = [d for d in told if d.code == "MD0304"]
-    assert warning.help == "name the part in a rule, `DIM -> tp.4`; or write `tp`"
+    assert warning.help == "write `tp`; or name the sub-axis in a rule, `DIM -> tp.4`"
 
 
 def test_an_edit_that_the_message_offers_works() -> None:

@@ -220,14 +220,14 @@ def test_what_cannot_be_a_ring_is_said_with_a_way_out() -> None:
     ring, add = "seq -> c, activations: attention = ring", ", o: attention = gather"
     zigzag, masked = ring.replace("ring", "zigzag"), text.replace(">=", ">")
     for program, rules, why, sizes in (
-        (text, ring, "`seq`, of size 30, is not 4 blocks of one size", {"seq": 30}),
-        (text, zigzag, "`seq`, of size 36, is not 8 half blocks of one size", {"seq": 36}),
+        (text, ring, "`seq`, of size 30, does not divide into 4 equal blocks", {"seq": 30}),
+        (text, zigzag, "`seq`, of size 36, does not divide into 8 equal half blocks", {"seq": 36}),
         (text, ring, "`seq` has 32 positions, and `mem` 16", {"mem": 16}),
-        (masked, ring, "it has a mask other than the triangle", {}),
+        (masked, ring, "it has another mask than the causal one", {}),
     ):
         message = said(program, rules, sizes)
         assert why in message
-        assert "gather keys and values here: add `o: attention = gather`" in message
+        assert "add `o: attention = gather`" in message
         assert "MD0341" not in said(program, rules + add, sizes)
     assert "give `seq` the size 32 or 40" in said(text, zigzag, {"seq": 36})
     assert not said(text, zigzag, {"seq": 40})
