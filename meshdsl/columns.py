@@ -63,11 +63,11 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The title `layout hybrid, reduced immediate`."""
+        """The title `layout hybrid, --reduce immediate`."""
         name = self.made.placed.layout if self.made else self.wish.name
         how = f"{self.wish.kind} {name}" if name not in (None, "none") else "no layout"
         as_sbp = ", as positional SBP" if self.wish.positional else ""
-        return f"{how}, reduced {self.wish.reduce}{as_sbp}"
+        return f"{how}, --reduce {self.wish.reduce}{as_sbp}"
 
 
 # --- requests --------------------------------------------------------------------------------

@@ -150,11 +150,12 @@ class PlanProvenance:
     def claim(self) -> str:
         """What is proven, of what: the rules of the layout are given, and hold in every plan."""
         less = "takes less time" if self.timed else "sends less"
+        maybe = "take less time" if self.timed else "send less"
         if self.proven:
             return f"No plan of this layout {less}"
         if self.least:
             return f"No plan of this layout {less}, of those searched"
-        return f"Not proven that no plan of this layout {less}"
+        return f"Unproven: some plan of this layout may {maybe}"
 
 
 EVERY = "splits along every dim"

@@ -31,7 +31,7 @@ def as_json(cluster: Cluster) -> dict[str, object]:
 
 def listed(clusters: Sequence[Cluster]) -> Document:
     """A line for each cluster: its device, and its links inside out."""
-    head = ("", "best TFLOP/s", "memory", "links inside out, GB/s measured/nominal")
+    head = ("", "best TFLOP/s", "memory", "links, innermost first, GB/s measured/nominal")
     lines = tuple(
         (c.name, _best(c), f"{c.device.memory / 1e9:,.0f} GB", ", ".join(map(_link, c.levels)))
         for c in clusters
@@ -128,5 +128,5 @@ def _ends(points: Sequence[tuple[float, float]]) -> str:
 
 def _unmeasured(names: Sequence[str]) -> Iterator[Block]:
     if MEASURED in names and kept() is None:
-        text = "cpu: typical figures; `meshdsl cluster measure` puts those of this machine in place"
+        text = "cpu: typical figures; `meshdsl cluster measure` measures this machine instead"
         yield line(text)

@@ -127,7 +127,7 @@ def _largest(
 def _left_out(others: Sequence[CollectiveFacts]) -> Iterator[Block]:
     if others:
         sent = human(sum(c["wire_bytes"] for c in others))
-        ones = "one sends" if len(others) == 1 else f"{len(others):,} send"
+        ones = "entry sends" if len(others) == 1 else f"{len(others):,} entries send"
         yield line(f"The other {ones} {sent} per device.")
 
 

@@ -82,10 +82,10 @@ def head_of(time: TimeFacts) -> str:
 
 
 def timed_item(entry: LineTime, indent: int) -> Item:
-    """The time of a line: `takes 7 µs computing, 5.3 µs sending; most for memory traffic`."""
+    """The time of a line: `takes 7 µs computing, 5.3 µs sending; mostly memory traffic`."""
     seconds = ((entry["compute"], "computing"), (entry["communication"], "sending"))
     parts = [f"{duration(taken)} {word}" for taken, word in seconds if taken]
-    text = f"{', '.join(parts)}; most for {BOUNDS[entry['bound']]}"
+    text = f"{', '.join(parts)}; mostly {BOUNDS[entry['bound']]}"
     return Item((Piece("takes ", "muted"),), (Piece(text),), indent=indent)
 
 

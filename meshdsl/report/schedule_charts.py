@@ -211,7 +211,7 @@ def _sentences(timed: TimedSchedule, facts: ScheduleFacts) -> Iterator[str]:
             "No device waits between its first action and its last one; all of it is waiting for"
             " the others at the ends of a step."
         )
-    lines = counted(len(facts["lines"]), "line")
+    lines = counted(len(facts["lines"]), "channel")
     unordered = [each for each in facts["lines"] if each["buffers"] > 1]
     order = "" if unordered or not facts["lines"] else ", received in the order they are sent in"
     yield f"{counted(facts['sends'], 'message')} on {lines}{order}."
@@ -229,7 +229,7 @@ def _compared(law: LawFacts, bubble: str) -> str:
     here = "the same" if bubble == law["share"] else bubble
     published = f" Published as {law['published']}." if law["published"] else ""
     title = "Law of this table" if law["derived"] else "Textbook"
-    return f"{title}: {formula}{share} {law['condition']}; {here} as sent here.{published}"
+    return f"{title}: {formula}{share} {law['condition']}; here {here}.{published}"
 
 
 def _said(times: ActionTimes) -> str:

@@ -42,7 +42,7 @@ def test_a_broken_column_is_reported() -> None:
     assert all(e["cells"][1] is None for row in facts["rows"] for e in row["tensors"])
     assert [r["status"] for r in facts["run"]["runs"]] == ["ran", "broken"]
     text = text_of(facts, broken("megatron"))
-    assert "B  layout megatron, reduced deferred: MD0302 `x`" in text
+    assert "B  layout megatron, --reduce deferred: MD0302 `x`" in text
     assert "mlp in 2 columns. 1 column could not be compiled." in text
     assert "B: not executed: it did not compile." in text
 

@@ -54,7 +54,7 @@ def test_of_a_long_one_the_summary_the_largest_and_the_memory() -> None:
     assert len(heads(found)) == TOP
     for label, count in {"bytes:": 0, "from:": 0, "to:": 0, "why:": TOP}.items():
         assert found.count(f"        {label}") == count
-    assert "The other one sends 7 B per device." in found
+    assert "The other entry sends 7 B per device." in found
     assert "Memory per device: 9.39 MiB at its peak" in found
     assert "f32[" not in found, "no list of tensors"
     assert found.endswith(f"\n\n{REST}")
@@ -115,7 +115,7 @@ def test_a_tensor_by_the_last_part_of_its_name_and_in_a_bucket() -> None:
 def test_a_tensor_on_a_line_the_largest_of_it() -> None:
     found = shown(TRANSFORMER, line=40, top=1)
     assert len(heads(found)) == 1
-    assert found.endswith("The other 2 send 3.01 KiB per device.")
+    assert found.endswith("The other 2 entries send 3.01 KiB per device.")
 
 
 @pytest.mark.parametrize(
