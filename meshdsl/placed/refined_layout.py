@@ -143,7 +143,7 @@ def within(first: Rule, second: Rule, mesh: Mesh) -> tuple[str, tuple[Fix, ...]]
         inner = _within(one, other, dict(mesh.parts))
         if inner is not None:
             fixes = _renamed(second, other, inner)
-            return f"that is the sub-axis of `{whole_axis(one)}` inside `{one}`", fixes
+            return f"`{inner}` is the sub-axis of `{whole_axis(one)}` inside `{one}`", fixes
     return "", ()
 
 
