@@ -108,7 +108,7 @@ def in_python(edit: OptionEdit) -> str:
     return f"{name}={edit.value}" if number or edit.value is True else f'{name}="{edit.value}"'
 
 
-_PYTHON = {"--as": "weights"}
+_PYTHON = {"--as": "weights", "--torch-csv": "torch"}
 """Options whose argument in Python has another name."""
 
 

@@ -61,7 +61,7 @@ def scheduled(
     }
     mine[batch]
     >>> md.layout(layers="pipe", schedule=md.scheduled("gpipe", batch, micro=4))
-    layout layers -> pipe with gpipe[batch](4) { layers -> pipe } with gpipe[batch](4)
+    { layers -> pipe } with gpipe[batch](4)
 
     Raises:
         ProgramError: there is no such schedule (MD0528), or what a row or an option is, it cannot

@@ -1,7 +1,7 @@
 """The placed program as text: every tensor with its placement, every reshard with its route.
 
 ```
-program mlp, mesh square (rows 2, cols 2), layout hybrid, reduce deferred
+program mlp, mesh square { rows: 2, cols: 2 }, layout hybrid, reduce deferred
   # 18 | y = einsum(h, v -> [batch, io])
   %8 y = einsum %7 %4 : f32[batch@rows 64, io 512] partial sum over cols
   %9 y = reshard %8 : f32[batch@rows 64, io 512]
@@ -42,7 +42,9 @@ def mesh_text(mesh: Mesh) -> str:
         f"{dim} over {' '.join(over)} {' '.join(map(str, sizes))}"
         for dim, over, sizes in mesh.given
     )
-    name = f"{mesh.name} " if mesh.name.isidentifier() else ""
+    # One without a name of its own is called by the word of the language.
+    is_named = mesh.name.isidentifier() and mesh.name != "mesh"
+    name = f"{mesh.name} " if is_named else ""
     sizes = f"{name}{{ {'; '.join(texts)} }}" if mesh.axes else f"{name}{{}}"
     return f"{sizes} ({', '.join(blocks)})" if mesh.given else sizes
 

@@ -101,7 +101,7 @@ def written_for_torch(schedule: ScheduleTable) -> str:
         what = "updates parameters on the way" if schedule.updates else "has replicas of stages"
         name = f"`{schedule.name}`" if schedule.name else "this schedule"
         fix = leave_out("--torch-csv", safe=False)
-        other = "write `--csv FILE`, which has a form for that"
+        other = "write `--csv FILE`: that form has it"
         refuse("MD0531", f"{name} {what}: torch has no form for that", fix, other)
     return _csv((f"{a.stage}{a.kind}{a.micro}" for a in row) for row in schedule.rows)
 

@@ -267,7 +267,7 @@ def test_explain_is_text_and_data() -> None:
 def test_compare_shows_columns() -> None:
     plan = mlp.compile(line, {"hidden": "d"})
     titles = [c["title"] for c in plan.compare().json["columns"]]
-    assert [t.rpartition("reduced ")[2] for t in titles] == [
+    assert [t.rpartition("--reduce ")[2] for t in titles] == [
         "optimal",
         "optimal, as positional SBP",
         "immediate",

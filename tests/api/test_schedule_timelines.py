@@ -164,5 +164,7 @@ def test_what_is_refused_is_told_in_the_words_of_python(what: str) -> None:
 def test_torch_has_no_word_for_updates(tmp_path: Path) -> None:
     with pytest.raises(md.ProgramError, match="MD0531") as caught:
         md.schedule("pipedream", **GPIPE).csv(str(tmp_path / "a.csv"), torch=True)
-    assert caught.value.diagnostics[0].help == '`.csv("FILE")` writes it in our form'
+    assert caught.value.diagnostics[0].help == (
+        'leave out `torch`; or write `.csv("FILE")`: that form has it'
+    )
     assert not list(tmp_path.iterdir())

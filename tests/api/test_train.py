@@ -96,7 +96,7 @@ def test_a_run_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
     (note,) = rest.notes
     assert (note.code, note.severity) == ("MD0519", "note")
     assert "step-10 was saved under another plan" in note.message
-    assert "mesh mesh (d 2); now it is" in note.message
+    assert "mesh { d: 2 }; now it is" in note.message
 
 
 def test_a_plan_that_was_found_again_is_the_same_one(tmp_path: Path) -> None:
