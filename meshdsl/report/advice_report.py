@@ -27,7 +27,7 @@ from meshdsl.report.document import (
 )
 from meshdsl.report.predicted_times import BOUNDS, times
 from meshdsl.report.search_result import told
-from meshdsl.search.advice import KINDS, Advice, Parallelism, within_machine
+from meshdsl.search.advice import KINDS, Advice, Baseline, Parallelism, within_machine
 from meshdsl.search.candidate import Candidate
 from meshdsl.search.reasons import reasons
 
@@ -206,12 +206,12 @@ def _questions(advice: Advice, ways: Sequence[WayFacts]) -> Iterator[QuestionFac
     limit = human(advice.problem.request.memory or 0)
     alone = steps.get("one device")
     if alone is not None:
-        held = f"{human(alone.plan.peak)} of {limit}, {duration(alone.plan.seconds)} a step"
+        held = _need(alone, limit)
         yield _question("Does it fit on one device?", "yes" if alone.fits else "no", held)
     yield _batch(advice)
     data = steps.get(KINDS["data"])
     if data is not None:
-        held = f"{human(data.plan.peak)} of {limit}, {duration(data.plan.seconds)} a step"
+        held = _need(data, limit)
         yield _question("Does it fit with the batch split?", "yes" if data.fits else "no", held)
     yield _question("Split what is stored (ZeRO)?", *_used(advice, ways, "zero1", "zero2", "zero3"))
     for kind, question in (
@@ -221,6 +221,12 @@ def _questions(advice: Advice, ways: Sequence[WayFacts]) -> Iterator[QuestionFac
         ("pipeline", "Split layers (pipeline stages)?"),
     ):
         yield _question(question, *_used(advice, ways, kind))
+
+
+def _need(step: Baseline, limit: str) -> str:
+    """The memory and the time of a plan, beside the memory that a device has."""
+    plan = step.plan
+    return f"needs {human(plan.peak)}, a device has {limit}; {duration(plan.seconds)} a step"
 
 
 PIPELINES = "`--pipeline AXIS` searches stages on an axis, too"
@@ -311,9 +317,9 @@ def _blocks(facts: AdviceFacts) -> Iterator[Block]:
     head = f"{facts['program']} on {where} of {facts['cluster']}: {facts['advice']}."
     yield Paragraph((Piece(head, "strong"),))
     yield line(
-        f"A step takes {duration(best['step_seconds'])} and {human(best['memory'])} of "
-        f"{human(facts['memory_limit'])} on each device, which sends {human(best['wire_bytes'])}. "
-        f"{_proof(facts)} {_bounded(facts)}"
+        f"A step takes {duration(best['step_seconds'])}. Each device stores "
+        f"{human(best['memory'])} of its {human(facts['memory_limit'])}, and sends "
+        f"{human(best['wire_bytes'])}. {_proof(facts)} {_bounded(facts)}"
     )
     yield Gap()
     rows = tuple((q["question"], q["answer"], q["because"]) for q in facts["questions"])
