@@ -101,7 +101,7 @@ def test_a_position_is_there_or_not_whatever_is_made_of_the_program(end: str) ->
     with pytest.raises(DiagnosticError) as caught:
         made(text, sbp="given")
     (found,) = caught.value.diagnostics
-    assert (found.code, found.help) == ("MD0308", "S(0) is `batch`, S(1) is `io`")
+    assert (found.code, found.help) == ("MD0308", "write `S(1)`; S(0) is `batch`, S(1) is `io`")
     assert found.related[0].message == "it is f64[batch, io]"
 
 
