@@ -115,7 +115,7 @@ def test_files_are_not_overwritten_unasked(command: str, cli: Cli) -> None:
     Path("x.npz").write_text("mine")
     done = cli(name, path, *rest)
     assert (done.code, done.codes) == (2, ["error[MD0503]"])
-    assert "help: --force overwrites it" in done.err
+    assert "help: add `--force`; or choose another name" in done.err
     assert Path("x.npz").read_text() == "mine"
     assert cli(name, path, *rest, "--force").code == 0
     assert Path("x.npz").read_bytes() != b"mine"

@@ -221,7 +221,7 @@ def test_what_a_run_prints(points: str, cli: Cli) -> None:
         cli, "--steps", "20", "--eval-every", "10", "--checkpoint", "ck", "--out", "o.npz"
     )
     lines = printed.splitlines()
-    assert lines[0] == "classify under layout data on d 2: 2 devices, engine local"
+    assert lines[0] == "classify under layout data on { d: 2 }: 2 devices, engine local"
     assert re.match(r"memory: [\d.]+ \w+ predicted per device; measured is the peak of ", lines[1])
     assert lines[2].startswith("step 1/20: loss ")
     assert re.search(r", lr [\d.e-]+, grad norm [\d.]+, memory [\d.,]+ [MG]iB, .* left$", lines[2])
@@ -418,12 +418,12 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--out ..": ("MD0602", "`--out ..`: parameters are", "--out ../params.npz"),
     "--out none/o.npz": ("MD0502", "there is no folder none"),
     "--out f.mdsl --force": ("MD0602", "parameters are written as .npz"),
-    "--log d.npz": ("MD0503", "--force overwrites it"),
+    "--log d.npz": ("MD0503", "add `--force`"),
     "--checkpoint f.mdsl": ("MD0502", "cannot be used for checkpoints"),
-    "--resume": ("MD0516", "add `--checkpoint DIR`"),
+    "--resume": ("MD0516", "leave out `--resume`", "`--checkpoint DIR`"),
     "--resume --checkpoint ck": ("MD0514", "there is no checkpoint in ck"),
-    "--checkpoint-every 3": ("MD0516", "add `--checkpoint DIR`"),
-    "--eval-data d.npz": ("MD0516", "add `--eval-every K`"),
+    "--checkpoint-every 3": ("MD0516", "leave out", "`--checkpoint DIR`"),
+    "--eval-data d.npz": ("MD0516", "leave out", "`--eval-every 100`"),
     "--eval-every 2 --eval-data none.npz": ("MD0505", "cannot read none.npz"),
     "--eval-every 2 --eval-fraction 0.05": ("MD0511", "0.05 of d.npz is 10 samples"),
     "--eval-every 2 --eval-fraction 0.95": ("MD0511", "holds 10 samples to train on"),
@@ -489,7 +489,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_at_the_first_try(
     given = ("--steps", "2", "--checkpoint", "ck", "--log", "log")
     said = train(cli, *given, "--resume", code=2)
     assert "error[MD0514]: there is no checkpoint in ck" in said
-    assert "help: write `--force` for `--resume` to begin anew: it replaces log" in said
+    assert "help: begin anew: `--force` in place of `--resume` replaces log" in said
     train(cli, *given, "--force")
     assert [record["step"] for record in logged("log")] == [1, 2]
 

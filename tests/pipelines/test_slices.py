@@ -215,8 +215,8 @@ RECOMPUTED = TEXT.replace("q = einsum", "recompute {\n q = einsum").replace(
     "x = rms", "}\n x = rms"
 )
 REFUSED = {
-    "order": (TEXT, "pipe:2", "gpipe[seq](4)", "MD0342", "take `terapipe[seq](4)`"),
-    "alternating": (TEXT, "pipe:2", "one_f_one_b[seq](2)", "MD0342", "take `terapipe[seq](2)`"),
+    "order": (TEXT, "pipe:2", "gpipe[seq](4)", "MD0342", "write `terapipe`"),
+    "alternating": (TEXT, "pipe:2", "one_f_one_b[seq](2)", "MD0342", "write `terapipe`"),
     "stage": (
         TEXT, "pipe:2", "terapipe[seq](4, recompute=stage)", "MD0342", "`recompute=stage` out",
     ),
