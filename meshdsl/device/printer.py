@@ -1,7 +1,7 @@
 """The device program as text: variables with local sizes, FLOPs of operators, bytes of moves.
 
 ```
-program mlp on each of 4 devices, mesh square (rows 2, cols 2)
+program mlp on each of 4 devices, mesh square { rows: 2, cols: 2 }
   # 18 | y = einsum(h, v -> [batch, io])
   y_part = einsum h v : f32[batch@rows 32, io 512] partial sum over cols  33,554,432 FLOP
   y = all_reduce sum over cols: y_part : f32[batch@rows 32, io 512]  65,536 B held, 65,536 B sent

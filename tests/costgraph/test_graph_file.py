@@ -500,4 +500,4 @@ def test_a_limit_needs_nodes_that_take_memory(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError, match="MD0665") as caught:
         solved(written(tmp_path, graph), Request(memory=9))
     (found,) = caught.value.diagnostics
-    assert found.help == 'leave out `--memory`, or write `"memory": […]` in the nodes'
+    assert found.help == 'leave out `--memory`; or write `"memory": […]` in the nodes'

@@ -94,7 +94,7 @@ def test_nothing_but_the_loop_collects_what_arrives_late() -> None:
 # --- what is made in vain -----------------------------------------------------------------------
 
 PIPELINE = """
-program q on each of 2 devices, mesh m (p 2)
+program q on each of 2 devices, mesh m { p: 2 }
   input  x_stack : f32[accumulate 2, a 4] = x
   param  w : f32[a 4] = w
   d_w = zeros {dims=(a), dtype=f32} : f32[a 4]
@@ -110,7 +110,7 @@ program q on each of 2 devices, mesh m (p 2)
   update w = w_new
 """
 COLLECTIVE = """
-program q on each of 2 devices, mesh m (p 2)
+program q on each of 2 devices, mesh m { p: 2 }
   input  x : f32[a 4] partial sum over p = x
   y = all_reduce sum over p: x : f32[a 4]
   z = all_reduce sum over p: x : f32[a 4]

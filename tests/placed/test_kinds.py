@@ -33,7 +33,7 @@ def placed(kind: OpKind, line: str) -> str:
         OpKind.WORKER_PARTS: "input %0 x : f32[a 2] partial sum over data",
         OpKind.STAGE_OUTPUT: "input %0 x : f32[a 2]",
     }[kind]
-    head = "program p, mesh m (data 2), layout l, reduce deferred"
+    head = "program p, mesh m { data: 2 }, layout l, reduce deferred"
     return f"{head}\n  {source}\n  {line}\n"
 
 
