@@ -43,7 +43,7 @@ def compiled(text: str, **more: object) -> Any:
 
 def test_the_worker_answers_as_the_server_does() -> None:
     found = compiled(TEXT, layout="megatron", mesh="line")
-    assert found["result"]["sentence"].startswith("mlp under layout megatron on mesh model:4")
+    assert found["result"]["sentence"].startswith("mlp under layout megatron on mesh { model: 4 }")
     assert found["choices"]["meshes"] == ["square", "line"]
     assert [d["code"] for d in compiled(TEXT.replace("(h, v", "(hh, v"))["diagnostics"]]
     status, body = json.loads(reply("/colours", json.dumps({"text": "dim a = 2\n"})))

@@ -128,7 +128,7 @@ def test_choices_place_the_program_otherwise(page: Page) -> None:
     assert "under layout batch:model on mesh { model: 4 }" in page.settled()
     page.choose("mesh", "other axes")
     page.one("#axes").send_keys("model:2")
-    assert "mesh model:2 (2 devices)" in page.settled()
+    assert "mesh { model: 2 } (2 devices)" in page.settled()
     page.one("#sizes summary").click()
     page.one("#dims input[name='batch']").send_keys("6")
     page.settled()

@@ -56,9 +56,9 @@ def test_a_program_is_answered_with_all_there_is_to_see(served: Served) -> None:
 @pytest.mark.parametrize(
     ("chosen", "part"),
     [
-        ({"layout": "megatron", "mesh": "line"}, "layout megatron on mesh model:4"),
-        ({"layout": "batch:cols"}, "on mesh rows:2, cols:2"),
-        ({"mesh": "rows:4,cols:1"}, "on mesh rows:4, cols:1"),
+        ({"layout": "megatron", "mesh": "line"}, "layout megatron on mesh { model: 4 }"),
+        ({"layout": "batch:cols"}, "on mesh { rows: 2, cols: 2 }"),
+        ({"mesh": "rows:4,cols:1"}, "on mesh { rows: 4, cols: 1 }"),
         ({"reduce": "immediate"}, "2 collectives"),
         ({"sizes": {"io": 64}}, "8 KiB per device"),
     ],
