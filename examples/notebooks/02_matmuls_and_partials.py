@@ -345,7 +345,7 @@ assert np.isclose(gathering, reducing)
 assert round(least_d) == 5100
 
 # %% [markdown]
-# 5100, as published.[¹](#Footnotes)
+# 5100, as published.¹
 #
 # Question 9 of the same part compares *bytes* only: the product in parts and a reduce_scatter of
 # the result `[N, K]`, against gathering the operand `[N, M]` first. Our case 2 and the

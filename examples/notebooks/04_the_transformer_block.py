@@ -246,7 +246,7 @@ for X in (1, 2, 4, 8, 16, 32, 64):
 print(f"formula: X = {(48_000 / 32_768 * 2 * 64) ** 0.5:.1f}")
 
 # %% [markdown]
-# The least is at 16, and the formula says 13.7: the next power of two.[¹](#Footnotes) And tensor
+# The least is at 16, and the formula says 13.7: the next power of two.¹ And tensor
 # parallelism alone? It computes 4BDF/(Y·C) seconds and sends for 4BD/(W·n), so on TPU v5p (C/W =
 # 2550) the network is the slower part from Y = n·F/2550 on, here 13 devices for one axis.
 #
@@ -283,7 +283,7 @@ assert llama_13b == truth
 assert f"{llama_13b:.3e}" == "1.302e+10"
 
 # %% [markdown]
-# 13.0·10⁹.[²](#Footnotes) In part 6 the book counts LLaMA 3 70B in the same way (80 layers, D =
+# 13.0·10⁹.² In part 6 the book counts LLaMA 3 70B in the same way (80 layers, D =
 # 8192, F = 28,672, 64 heads of 128 but only 8 for keys and values, a vocabulary of 128,256),
 # rounds the three parts, and adds up 70.4·10⁹. Rounded last it is 70.6:
 

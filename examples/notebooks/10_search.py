@@ -244,7 +244,7 @@ for network in ("vgg16", "alexnet", "resnet50"):
 # devices with data parallelism. Their dense layers, which have most of the parameters, are on one
 # device or two, so that hardly any gradients are sent. ResNet-50 has few parameters, so data
 # parallelism is enough. For VGG-16 and ResNet-50 these are the published answers. For AlexNet 15-1
-# is published, which takes longer by the published profile.[¹](#Footnotes)
+# is published, which takes longer by the published profile.¹
 #
 # **Alpa** (Zheng et al., 2022) does both: a dynamic program cuts into stages and gives each a
 # submesh, and an integer program finds the layout within each. Here is its mixture of experts of

@@ -114,6 +114,7 @@ _BLOCK = re.compile(r"`--as (\w+)`")
 _SETTING = re.compile(r"`--set (\w+=\d+(?: \w+=\d+)*)`")
 _SIZES = re.compile(r"`--set (\w+\.mdsl)`")
 _ARROW = re.compile(r"(\w+\[[^]`=]*)->([^]`=]*\](?=[`(]))")
+_BRACKETS = re.compile(r"`\[([^]`=]*)->([^]`=]*)\]`")
 _OUT = re.compile(r"`(?:(\w+\([^`()]*) )?-> (\[[^]`]*\])(\)?)`")
 
 
@@ -129,7 +130,11 @@ def in_python(diagnostic: Diagnostic) -> Diagnostic:
     help = diagnostic.help if _AS_COMMAND.get() else _options_in_python(diagnostic)
     if diagnostic.span is None or not diagnostic.span.file.endswith(SUFFIX):
         help = _ARROW.sub(r"\1>>\2", help)
+        help = _BRACKETS.sub(r"`[\1>>\2]`", help)
         help = _OUT.sub(lambda m: f"`{f'{m[1]}, ' if m[1] else ''}out={m[2]}{m[3]}`", help)
+        # Edits are of a text in the language.
+        fixes = tuple(fix for fix in diagnostic.fixes if not fix.edits)
+        return replace(diagnostic, help=help, fixes=fixes)
     return replace(diagnostic, help=help)
 
 

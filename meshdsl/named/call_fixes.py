@@ -89,7 +89,8 @@ class _Text:
     def cast_all(self, way: ways.CastAll) -> Iterator[Fix]:
         edits = [edit for span, _ in self.operands for edit in cast_to(span, way.dtype).edits]
         if edits:
-            yield Fix(f"cast both to {way.dtype}", tuple(edits), safe=False)
+            title = f"cast both to {way.dtype}"
+            yield Fix(title, tuple(edits), safe=False, said=f"{title}; {way.also}")
 
     def compare(self, way: ways.NonZero) -> Iterator[Fix]:
         for span, type_ in self.operands:

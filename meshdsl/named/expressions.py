@@ -242,7 +242,10 @@ class Expressions:
             self.builder.constant(number, dtype, place, scope)
         except DiagnosticError as error:
             (wrong,) = error.diagnostics
-            help = None if fixes else wrong.help
+            how = how_of(number)
+            why = "`/` makes a float of two integers, `//` rounds down"
+            also = why if how is not None and how.operator == "div" else None
+            help = advice(fixes, also) if fixes else wrong.help
             raise DiagnosticError(replace(wrong, help=help, fixes=fixes)) from None
         raise AssertionError(dtype)
 

@@ -20,9 +20,10 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class CastAll:
-    """Cast all operands."""
+    """Cast all operands; `also` says in words what else there is."""
 
     dtype: str
+    also: str
 
 
 @dataclass(frozen=True, slots=True)

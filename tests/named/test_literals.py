@@ -48,13 +48,13 @@ def test_integers_are_computed_exactly() -> None:
 @pytest.mark.parametrize(
     ("body", "code", "help"),
     [
-        ("i / 2", "MD0203", "`//` rounds down; or convert both"),
-        ("i / i", "MD0203", "`//` rounds down; or convert both"),
-        ("i * (b / 2)", "MD0257", "`/` makes a float of two, `//` rounds down"),
-        ("i * (b / k)", "MD0257", "`/` makes a float of two, `//` rounds down"),
-        ("i + 4 / 2", "MD0257", "or write an integer, `2`"),
-        ("i * 3.0", "MD0257", "cast(x, f32)`; or write an integer, `3`"),
-        ("i + sum[b](where(z, 1.5, 0))", "MD0201", "cast(x, i32)"),
+        ("i / 2", "MD0203", "cast both to f32; `//` rounds down"),
+        ("i / i", "MD0203", "cast both to f32; `//` rounds down"),
+        ("i * (b / 2)", "MD0257", "`/` makes a float of two integers, `//` rounds down"),
+        ("i * (b / k)", "MD0257", "`/` makes a float of two integers, `//` rounds down"),
+        ("i + 4 / 2", "MD0257", "write `cast(i, f32)` or `2`"),
+        ("i * 3.0", "MD0257", "write `cast(i, f32)` or `3`"),
+        ("i + sum[b](where(z, 1.5, 0))", "MD0201", "or `cast(sum[b](where(z, 1.5, 0)), i32)`"),
     ],
 )
 def test_a_quotient_of_integers_is_told(body: str, code: str, help: str) -> None:

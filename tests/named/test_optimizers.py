@@ -109,7 +109,7 @@ WRONG = [
     ("sgd(compress=2)", "MD0280", "2", "there are `powersgd`, `topk`, `onebit`, `int8`"),
     ("adam(compress=onebit_momentum)", "MD0274", "onebit_momentum", "write `onebit_momentum(100)`"),
     ("adam(compress=onebit_momentum(0))", "MD0276", "0", "write `warmup=100`"),
-    ("sgd(compress=onebit_momentum(9))", "MD0281", "compress=onebit_momentum(9)", "write `adam`"),
+    ("sgd(compress=onebit_momentum(9))", "MD0281", "compress=onebit_momentum(9)", "or `adam`"),
     ("adam(clip=1.0, compress=onebit_momentum(9))", "MD0281", "clip=1.0", "leave `clip` out"),
     ("sgd(compress=int8(6))", "MD0276", "6", "write `group=256`"),
     ("sgd(compress=int8(true))", "MD0275", "true", "write `group=256`"),

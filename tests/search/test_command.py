@@ -133,7 +133,7 @@ def test_a_budget_that_is_over_says_what_is_left(options: list[str], cli: Cli) -
     told = cli("search", write(TEXT), "--budget", "0s", *options).out
     assert "not evaluated" in told
     assert "The budget is 0 placed operators" in told
-    assert "it was over" in told
+    assert "it ended before all were tried" in told
     found = json.loads(cli("search", write(TEXT), "--budget", "0s", "--json", *options).out)
     assert not found["proven"]
     assert found["budget"] == {"operators": 0, "is_over": True}
