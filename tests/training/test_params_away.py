@@ -244,7 +244,7 @@ def test_what_cannot_be_in_another_memory_is_refused_with_a_way_out() -> None:
     split = refusal("adam(lr=0.1)", "f32", "d:2", f"b -> d, state: m -> d, {away('host', '')}")
     assert split.endswith("give `params:` and `state:` the same rules")
     piped = refusal("sgd(lr=0.1)", "f32", "pipe:2", f"l -> pipe, {host}", "gpipe[b](4)")
-    assert piped.endswith("leave the setting out, or the schedule and the stages")
+    assert piped.endswith("leave the setting out; or the schedule and the stages")
     whole = refusal("adafactor(lr=0.1)", "f32", "d:1", host)
     assert "MD0317" in whole
     for options in ("", ", accumulate=2"):

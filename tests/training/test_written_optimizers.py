@@ -143,7 +143,7 @@ def test_their_states_are_placed_and_typed_as_those_of_others() -> None:
 WRONG = {
     "lion(1e-3)": None,
     "lion()": ("MD0274", "lion()", "write `lion(lr=0.001)`"),
-    "lion(lr=1e-3, beta3=1)": ("MD0272", "beta3", "did you mean `beta2`?"),
+    "lion(lr=1e-3, beta3=1)": ("MD0272", "beta3", "did you mean `beta2` or `beta1`?"),
     "lion(lr=-1)": ("MD0276", "-1", "write `lr=0.001`"),
     "lion(lr=1e-3, beta1=x)": ("MD0275", "x", "write `beta1=0.9`"),
     "muon(lr=1e-3)": ("MD0279", "muon", "`b: adamw(lr=1e-3)`"),
@@ -160,10 +160,10 @@ WRONG = {
     "clipping(lr=1)": ("MD0279", "clip = 1.0", "another name"),
     "worded(lr=1) { b: optimizer = 1 }": ("MD0279", "optimizer = 1.0", "another name"),
     "below_zero(lr=1)": None,
-    "needy(lr=1)": ("MD0274", "needy(lr=1)", "write `needy(lr=0.001, much=1.0)`"),
+    "needy(lr=1)": ("MD0274", "needy(lr=1)", "add `much=1.0`"),
     "needy(lr=0.001, much=1.0)": None,
     "drawing(lr=1)": ("MD0279", "drawing", "leave them out"),
-    "misshapen(lr=1)": ("MD0250", "misshapen", "change the dims"),
+    "misshapen(lr=1)": ("MD0250", "misshapen", "or change what is on the right"),
     "mistaken(lr=1)": ("MD0102", "q", "known: `w`, `g`, `lr`"),
 }
 REFUSED = """
