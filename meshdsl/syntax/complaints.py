@@ -509,8 +509,8 @@ def _compared_twice(at: Situation) -> tuple[Fix, ...]:
     before = at.source.text[: 0 if middle is None else middle.start_pos].rstrip()
     if middle is None or middle.type not in ("NAME", "NUMBER") or before[-1:] not in "<>=":
         return ()
-    text = f" and {middle}"
-    return (inserted(middle.end_pos or 0, text, at.span, f"write `{middle} and {middle}`"),)
+    text, title = f" and {middle}", f"compare twice: `{middle} and {middle}`"
+    return (inserted(middle.end_pos or 0, text, at.span, title),)
 
 
 def _equals(at: Situation) -> Diagnostic | None:
