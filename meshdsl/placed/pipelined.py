@@ -215,8 +215,8 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
                 cut = cut_of(use, loop.dim.name, layout)
                 if not around and cut is None:
                     message = f"splitting the `repeat` dim `{loop.dim.name}` needs micro-batches"
-                    fixes = _with_micro_batches(program, loop, rule, layout)
-                    fail("MD0907", message, rule.span, fixes=fixes)
+                    fixes, also = _with_micro_batches(program, loop, rule, layout)
+                    fail("MD0907", message, rule.span, help=advice(fixes, also), fixes=fixes)
                 if around and cut is not None:
                     message = "a step is either cut into micro-batches or accumulates batches"
                     help = f"write `with {cut.name}` alone, or leave `accumulate` out"
@@ -248,16 +248,21 @@ REMOVE = "remove the rule"
 
 def _with_micro_batches(
     program: NamedProgram, loop: NamedLoop, rule: Rule, layout: Layout
-) -> tuple[Fix, ...]:
-    """The ways out of a split loop without micro-batches; it has stages if they have parameters."""
+) -> tuple[tuple[Fix, ...], str | None]:
+    """The ways out of a split loop without micro-batches; it has stages if they have parameters.
+
+    Where the schedule cannot be written, as in an option, it is told in words.
+    """
     dim = loop.dim.name
     if not any(s.outer.source.role == "param" for s in loop.stacked):
-        return (removal(rule.span, REMOVE),)
+        return (removal(rule.span, REMOVE),), None
     stored = Fix.write(rule.span, f"params: {dim} -> {rule.axes[0]}", safe=False)
     schedule = ending_with_micro_batches(program, layout, dim)
     if not schedule or layout.schedule is not None:
-        return (stored,)
-    return (*ended(rule.span, schedule), stored)
+        return (stored,), None
+    ended_so = ended(rule.span, schedule)
+    also = None if ended_so else f"or end a layout with `with {schedule}`"
+    return (*ended_so, stored), also
 
 
 def ending_with_micro_batches(program: NamedProgram, layout: Layout, loop: str = "") -> str:
