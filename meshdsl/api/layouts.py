@@ -217,8 +217,8 @@ def layout(
     site = here()
     place = ArgumentPlace(site, "rules", 0)
     if isinstance(rules, str) and is_whole(rules):
-        whole = _whole(rules, place.span)
-        first, schedule = whole.rules, schedule or whole.schedule
+        written_out = _whole(rules, place.span)
+        first, schedule = written_out.rules, schedule or written_out.schedule
     else:
         first = (*_rules(rules, place),)
     all_rules = (*first, *(_of_pair(d, axes, site.argument(d)) for d, axes in dims.items()))

@@ -171,8 +171,7 @@ def advised(
     """The advice for a program; `site` is the call."""
     compilation = _compilation(program, mesh, dtype, site)
     with _from_python(site):
-        found = advice(request.with_amounts(amounts), compilation)
-        return Advised(program, found, compilation)
+        return Advised(program, advice(request.with_amounts(amounts), compilation), compilation)
 
 
 def searched(

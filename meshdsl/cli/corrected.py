@@ -37,13 +37,13 @@ class CommandWords:
         """The words after one edit; None where what it replaces is not among them."""
         if not edit.option:
             return _replaced(words, edit)
-        given = [place for place in self._places(words, edit.option) if _is_meant(place, edit)]
-        if edit.option == SETTING and edit.value is not None and not given:
+        places = [place for place in self._places(words, edit.option) if _is_meant(place, edit)]
+        if edit.option == SETTING and edit.value is not None and not places:
             return [*words, SETTING, str(edit.value)]
         new = [] if edit.value is None else [edit.option]
         new += [edit.value] if isinstance(edit.value, str) else []
-        if given:
-            start, end, _ = given[0]
+        if places:
+            start, end, _ = places[0]
             return [*words[:start], *new, *words[end:]]
         return [*words, *new] if new and edit.old is None else None
 
@@ -127,13 +127,13 @@ def corrected(diagnostic: Diagnostic) -> str | None:
 
 def arguments(parser: Any, words: Iterable[str]) -> CommandWords:
     """The words of a command with what its parser says of options."""
-    given = tuple(words)
+    typed = tuple(words)
     commands = getattr(parser, "commands", None)
     if commands is not None:
-        parser = commands[given[0]] if given and given[0] in commands else None
+        parser = commands[typed[0]] if typed and typed[0] in commands else None
     options: dict[str, tuple[frozenset[str], bool]] = {}
     for parameter in parser.params if parser is not None else ():
         names = frozenset(parameter.opts)
         takes_value = not getattr(parameter, "is_flag", False)
         options |= dict.fromkeys(names, (names, takes_value))
-    return CommandWords(given, options)
+    return CommandWords(typed, options)

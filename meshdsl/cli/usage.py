@@ -55,10 +55,10 @@ def _fixes(error: Any, words: tuple[str, ...]) -> Iterator[Fix]:
         title = f"leave out `{extra[1]}`"
         yield Fix(title, safe=False, options=(OptionEdit("", None, extra[1]),))
     elif hasattr(error, "possibilities"):
-        known = [
+        options = [
             name for parameter in (command.params if command else ()) for name in parameter.opts
         ]
-        yield from _meant(error.option_name, [name for name in known if name.startswith("--")])
+        yield from _meant(error.option_name, [name for name in options if name.startswith("--")])
     elif hasattr(error, "option_name"):
         yield from _value_of(error.option_name, words)
     elif option := getattr(error, "given_twice", None):

@@ -134,8 +134,8 @@ class AssignmentBuilder:
             ones = f"ones[{', '.join(state.type.names)}]() * "
             if not isinstance(operand, int | float):
                 fail("MD0140", message, span, help=f"make a tensor of it: `{ones}…`")
-            made = Fix.write(span, f"{ones}{span.text}", safe=False)
-            fail("MD0140", message, span, fixes=(made,))
+            filled = Fix.write(span, f"{ones}{span.text}", safe=False)
+            fail("MD0140", message, span, fixes=(filled,))
         problem = mismatch(operand, state.type.dims, rest=False)
         fixes = () if problem is None else summed(operand, state.type.dims, span)
         if problem is None and operand.type.dtype != state.type.dtype:

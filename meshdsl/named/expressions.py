@@ -155,8 +155,8 @@ class Expressions:
         dims = list(scope.dims)
         diagnostic = unknown("MD0101", "dim", name, dims)
         fixes = (*diagnostic.fixes, *declared(name, scope.declarations))
-        known = diagnostic.help if not fixes else None
-        why = "`[ ]` holds dims; tensors stand in `( )`" if name.text in scope.names else known
+        other_help = diagnostic.help if not fixes else None
+        why = "`[ ]` holds dims; tensors stand in `( )`" if name.text in scope.names else other_help
         raise DiagnosticError(replace(diagnostic, help=advice(fixes, why), fixes=fixes))
 
     def dims(self, names: Iterable[ast.Name], scope: Scope) -> tuple[Dim, ...]:

@@ -727,10 +727,10 @@ def _form(call: ast.CallExpr, known: Mapping[str, Option]) -> str:
 
 def _with_option(call: ast.CallExpr, name: str, option: Option) -> tuple[Fix, ...]:
     """The fix that gives an option which has no default, by a usual value."""
-    given = (*call.args, *call.keywords)
-    if not given:
+    arguments = (*call.args, *call.keywords)
+    if not arguments:
         return ()
-    last = max((part.span for part in given), key=lambda span: span.end)
+    last = max((part.span for part in arguments), key=lambda span: span.end)
     text = f"{name}={option.shown}"
     return (inserted(last.end, f", {text}", last, f"add `{text}`"),)
 

@@ -251,8 +251,8 @@ def _selects_nothing(
     listed = ", ".join(f"`{name}`" for name in names[:MOST_LISTED])
     more = ", …" if len(names) > MOST_LISTED else ""
     fixes = spelled_right(rule.place, selector, [*names, ALL])
-    known = f"there are {listed}{more}" if names else "the loss depends on no parameter"
-    help = advice(fixes) or known
+    groups = f"there are {listed}{more}" if names else "the loss depends on no parameter"
+    help = advice(fixes) or groups
     return Diagnostic("MD0277", message, rule.place, help=help, fixes=fixes)
 
 

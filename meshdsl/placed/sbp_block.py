@@ -53,8 +53,8 @@ class Annotations:
         if len(entry.components) != len(self.mesh.axes):
             count = len(entry.components)
             entries = "1 entry" if count == 1 else f"{count} entries"
-            axes = ", ".join(self.mesh.names) or "(none)"
-            message = f"`{value.label}` has {entries}, and the mesh has the axes {axes}"
+            listed = ", ".join(self.mesh.names) or "(none)"
+            message = f"`{value.label}` has {entries}, and the mesh has the axes {listed}"
             help = "write one per mesh axis, in mesh order: `S(i)`, `B`, `P` or `P(max)`"
             fail("MD0308", message, entry.span, help=help)
         splits: dict[str, tuple[str, ...]] = {}

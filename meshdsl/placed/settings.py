@@ -192,10 +192,10 @@ def _wrong_value(node: ast.SettingDecl, selector: str) -> Diagnostic | None:
     text = value.name.text if isinstance(value, ast.Ref) else ""
     meant = closest(text, list(legal))
     message = f"`{selector}: {name}` is {' or '.join(f'`{v}`' for v in legal)}"
-    known = (meant,) if meant else legal
+    values = (meant,) if meant else legal
     fixes = tuple(
         Fix(f"write `{selector}: {name} = {v}`", (Edit(value.span, v),), safe=bool(meant))
-        for v in known
+        for v in values
     )
     return Diagnostic("MD0314", message, value.span, fixes=fixes)
 

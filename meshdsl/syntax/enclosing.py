@@ -30,9 +30,9 @@ def enclosing(span: Span, kind: type[N]) -> N | None:
 def called(name: Span, new: str) -> tuple[Fix, ...]:
     """The fix that renames what is declared at a place, wherever it is used."""
     file, problems = parse(name.source)
-    known = symbols(file)
-    for symbol in () if problems else known.at(name.start):
-        edits = renamed(known, symbol, new)
+    table = symbols(file)
+    for symbol in () if problems else table.at(name.start):
+        edits = renamed(table, symbol, new)
         if not isinstance(edits, Diagnostic):
             return (Fix(f"call it `{new}`", edits, safe=False),)
     return ()
@@ -49,6 +49,6 @@ def unwrapped(block: ast.Recompute) -> Fix:
 def is_used_only_in(span: Span, name: Span) -> bool:
     """Whether all uses of what is declared at a place are within a span."""
     file, problems = parse(name.source)
-    found = () if problems else symbols(file).at(name.start)
-    uses = [use for symbol in found for use in symbol.references]
-    return bool(found) and all(span.start <= u.start and u.end <= span.end for u in uses)
+    named_there = () if problems else symbols(file).at(name.start)
+    uses = [use for symbol in named_there for use in symbol.references]
+    return bool(named_there) and all(span.start <= u.start and u.end <= span.end for u in uses)

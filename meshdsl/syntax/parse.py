@@ -173,14 +173,16 @@ def parse_mesh(source: Source) -> tuple[ast.MeshDecl | None, tuple[Diagnostic, .
     beyond = too_large(source, words) or too_deep(source, words)
     if beyond is not None:
         return None, (beyond,)
-    own = list(significant(words))
-    at = next((i for i, word in enumerate(own) if word.type == "LBRACE"), 0)
-    kinds, given = ("MESH", "NAME", "EQUAL"), {word.type: word for word in own[:at]}
-    if own and [word.type for word in own[:at]] == [kind for kind in kinds if kind in given]:
-        start = own[at].start_pos  # what is missing of `mesh square =`
-        head = [given.get(k) or Token(k, "", start_pos=start, end_pos=start) for k in kinds]
-        own = [*head, *own[at:]]
-    tree, errors = parse_tree(source, own)
+    tokens = list(significant(words))
+    at = next((i for i, word in enumerate(tokens) if word.type == "LBRACE"), 0)
+    kinds, written = ("MESH", "NAME", "EQUAL"), {word.type: word for word in tokens[:at]}
+    if tokens and [word.type for word in tokens[:at]] == [
+        kind for kind in kinds if kind in written
+    ]:
+        start = tokens[at].start_pos  # what is missing of `mesh square =`
+        head = [written.get(k) or Token(k, "", start_pos=start, end_pos=start) for k in kinds]
+        tokens = [*head, *tokens[at:]]
+    tree, errors = parse_tree(source, tokens)
     file, more = build_file(source, tree)
     match file.declarations:
         case (ast.MeshDecl() as mesh,) if not errors and not more:
