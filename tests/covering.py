@@ -11,10 +11,11 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from covertable import make
 
 Case = dict[str, Any]
 Rules = Mapping[tuple[str, ...], Callable[[Case], bool]]
@@ -38,108 +39,17 @@ def covering(
     if "MESHDSL_CASES" in os.environ:
         cases = _combinations(values)
         return [case for case in cases if all(rule(case) for rule in rules.values())]
-    numbers = {name: range(len(each)) for name, each in values.items()}
-    rows = _Rows(numbers, [_Rule(values, *rule) for rule in rules.items()], apart).all()
-    return [{name: values[name][row[name]] for name in values} for row in rows]
-
-
-Row = dict[str, int]
-"""The number of the value of each factor, of some of them while a case is made."""
-
-
-class _Rule:
-    """A rule about numbers of values; each combination is asked for once."""
-
-    def __init__(
-        self, values: Mapping[str, list[Any]], read: Sequence[str], holds: Callable[[Case], bool]
-    ) -> None:
-        self.read, self.holds, self.values = read, holds, values
-        self.known = dict[tuple[int | None, ...], bool]()
-
-    def allows(self, row: Row) -> bool:
-        """Whether the case holds it, or has not all that it reads yet."""
-        key = tuple(map(row.get, self.read))
-        if None not in key and key not in self.known:
-            self.known[key] = self.holds({n: self.values[n][row[n]] for n in self.read})
-        return self.known.get(key, True)
-
-
-class _Rows:
-    """Cases made one by one, each with as many pairs as a greedy choice finds that are in none.
-
-    That is the way of AETG (Cohen, Dalal, Fredman and Patton, "The AETG system", 1997), without
-    draws: of the same factors the same cases come.
-    """
-
-    def __init__(
-        self, numbers: Mapping[str, range], rules: Sequence[_Rule], apart: tuple[str, ...]
-    ) -> None:
-        self.numbers = numbers
-        self.rules = {name: [rule for rule in rules if name in rule.read] for name in numbers}
-        self.open = {(name, value): set[tuple[str, int]]() for name in numbers
-                     for value in numbers[name]}  # fmt: skip
-        for one, other in itertools.combinations(numbers, 2):
-            if not {one, other} <= {*apart}:
-                self._pair(itertools.product(numbers[one], numbers[other]), one, other)
-
-    def _pair(self, values: Iterable[tuple[int, int]], one: str, other: str) -> None:
-        for a, b in values:
-            self.open[one, a].add((other, b))
-            self.open[other, b].add((one, a))
-
-    def all(self) -> Iterator[Row]:
-        """Cases until no pair is left that some case can have."""
-        while left := max(self.open.items(), key=lambda item: len(item[1])):
-            first, others = left
-            if not others:
-                return
-            second = min(others, key=lambda pair: (-len(self.open[pair]), pair))
-            row = self._begun(first, second)
-            if row is None:  # no case has both
-                self._close(first, second)
-                continue
-            for one, other in itertools.combinations(row.items(), 2):
-                self._close(one, other)
-            yield row
-
-    def _close(self, one: tuple[str, int], other: tuple[str, int]) -> None:
-        self.open[one].discard(other)
-        self.open[other].discard(one)
-
-    def _begun(self, *pair: tuple[str, int]) -> Row | None:
-        row: Row = {}
-        for name, value in pair:
-            row[name] = value
-            if not all(rule.allows(row) for rule in self.rules[name]):
-                return None
-        return self._filled(row)
-
-    def _filled(self, row: Row) -> Row | None:
-        """The case with a value of each factor: what adds most pairs first; None where none is."""
-        left = [name for name in self.numbers if name not in row]
-        if not left:
-            return row
-        name, values = max(
-            ((name, self._sorted(name, row)) for name in left),
-            key=lambda item: (item[1][0][0], len(item[1])),
-        )
-        for *_, value in values:
-            row[name] = -value
-            if all(rule.allows(row) for rule in self.rules[name]) and self._filled(row):
-                return row
-            del row[name]
-        return None
-
-    def _sorted(self, name: str, row: Row) -> list[tuple[int, int, int]]:
-        """The values of a factor, negative, first that with most pairs: of the case, then of all.
-
-        Of equal ones the first: factors begin with what is small.
-        """
-        found = []
-        for value in self.numbers[name]:
-            rest = self.open[name, value]
-            found.append((sum(pair in rest for pair in row.items()), len(rest), -value))
-        return sorted(found, reverse=True)
+    constraints = [
+        {"operator": "fn", "requires": list(read), "evaluate": holds}
+        for read, holds in rules.items()
+    ]
+    models = [
+        {"fields": [n for n in values if n == one or n not in apart], "strength": 2}
+        for one in apart
+    ]
+    strength = 1 if apart else 2
+    rows = make(values, strength=strength, sub_models=models, constraints=constraints)
+    return [{name: case[name] for name in values} for case in rows]
 
 
 def _combinations(values: Mapping[str, list[Any]]) -> Iterator[Case]:
