@@ -132,9 +132,6 @@ def in_python(diagnostic: Diagnostic) -> Diagnostic:
         help = _ARROW.sub(r"\1>>\2", help)
         help = _BRACKETS.sub(r"`[\1>>\2]`", help)
         help = _OUT.sub(lambda m: f"`{f'{m[1]}, ' if m[1] else ''}out={m[2]}{m[3]}`", help)
-        # Edits are of a text in the language.
-        fixes = tuple(fix for fix in diagnostic.fixes if not fix.edits)
-        return replace(diagnostic, help=help, fixes=fixes)
     return replace(diagnostic, help=help)
 
 
