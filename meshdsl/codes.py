@@ -26,14 +26,6 @@ class DiagnosticCode:
     wrong: str
     way_out: str
 
-    @property
-    def explanation(self) -> str:
-        """The whole record as text of some lines."""
-        parts = [f"{self.code}: {self.title}", self.meaning]
-        if self.wrong:
-            parts.append("\n".join(f"    {line}" for line in self.wrong.split("\n")))
-        return "\n\n".join([*parts, self.way_out]) + "\n"
-
 
 def _record(code: str, table: Mapping[str, str]) -> DiagnosticCode:
     meaning, way_out = (" ".join(table[key].split()) for key in ("meaning", "way_out"))

@@ -24,6 +24,8 @@ from meshdsl.diagnostics import advice, all_closest, fail
 from meshdsl.option_edits import replace_argument
 
 if TYPE_CHECKING:
+    from meshdsl.codes import DiagnosticCode
+    from meshdsl.report.document import Document
     from meshdsl.report.focus import Focus
     from meshdsl.report.schema import ReportFacts
 
@@ -117,10 +119,21 @@ def focus_of(given: Explain) -> Focus:
 
 def _explain_code(code: str) -> None:
     from meshdsl.codes import CODES
+    from meshdsl.report.terminal import print_document
 
     if code not in CODES:
         where = "codes are in front of every message, such as `error[MD0301]`"
         fixes = [replace_argument(code, near, safe=False) for near in all_closest(code, [*CODES])]
         help = f"{advice(fixes)}; {where}" if fixes else where
         fail("MD0603", f"there is no code {code}", help=help, fixes=tuple(fixes))
-    typer.echo(CODES[code].explanation.rstrip())
+    print_document(_explained(CODES[code]))
+
+
+def _explained(record: DiagnosticCode) -> Document:
+    """A code's title and meaning, a wrong example where there is one, and the way out."""
+    from meshdsl.report.document import Gap, Listing, line
+
+    wrong = "\n".join(f"    {each}" for each in record.wrong.split("\n"))
+    example = (Gap(), Listing.of(wrong)) if record.wrong else ()
+    title = line(f"{record.code}: {record.title}", "strong")
+    return (title, Gap(), line(record.meaning), *example, Gap(), line(record.way_out))

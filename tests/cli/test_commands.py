@@ -131,4 +131,9 @@ def test_codes_are_explained(cli: Cli) -> None:
     for code in [*CODES][:: 1 if "MESHDSL_CASES" in os.environ else 20]:
         done = cli("explain", code)
         assert (done.code, done.err) == (0, "")
-        assert done.out == CODES[code].explanation
+        record, lines = CODES[code], done.out.splitlines()
+        assert lines[0] == f"{code}: {record.title}"
+        assert max(map(len, lines)) <= int(os.environ["COLUMNS"]) or record.wrong
+        for text in (record.meaning, record.way_out):
+            assert " ".join(text.split()) in " ".join(done.out.split())
+        assert all(f"    {each}".rstrip() in lines for each in record.wrong.split("\n"))
