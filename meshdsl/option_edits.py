@@ -12,13 +12,13 @@ from typing import NoReturn
 
 from meshdsl.diagnostics import (
     Diagnostic,
-    DiagnosticError,
     Fix,
     OptionEdit,
     Related,
     Span,
     advice,
     all_closest,
+    fail,
 )
 
 
@@ -112,20 +112,6 @@ _PYTHON = {"--as": "weights", "--torch-csv": "torch"}
 """Options whose argument in Python has another name."""
 
 
-def wrong_option(
-    code: str,
-    message: str,
-    fixes: Fix | Sequence[Fix],
-    *others: str,
-    span: Span | None = None,
-    related: tuple[Related, ...] = (),
-) -> Diagnostic:
-    """The error whose help offers these fixes of the command, then `others` in words."""
-    offered = (fixes,) if isinstance(fixes, Fix) else tuple(fixes)
-    help = advice(offered, *(f"or {other}" for other in others))
-    return Diagnostic(code, message, span, related=related, help=help, fixes=offered)
-
-
 def refuse(
     code: str,
     message: str,
@@ -134,5 +120,8 @@ def refuse(
     span: Span | None = None,
     related: tuple[Related, ...] = (),
 ) -> NoReturn:
-    """Raise the error of `wrong_option`."""
-    raise DiagnosticError(wrong_option(code, message, fixes, *others, span=span, related=related))
+    """Raise the error whose help offers these fixes of the command, then `others` in words."""
+    offered = (fixes,) if isinstance(fixes, Fix) else tuple(fixes)
+    first = "or " if offered else ""
+    help = advice(offered, *(f"{first}{other}" for other in others))
+    fail(code, message, span, *related, help=help, fixes=offered)

@@ -108,7 +108,7 @@ def _usage(error: Any) -> int | None:
     from meshdsl.cli.corrected import running
     from meshdsl.cli.options import spread_settings
     from meshdsl.cli.usage import refused
-    from meshdsl.option_edits import wrong_option
+    from meshdsl.diagnostics import Diagnostic, advice
 
     words = tuple(spread_settings(sys.argv[1:]))
     refusal = refused(error, words)
@@ -118,7 +118,8 @@ def _usage(error: Any) -> int | None:
         error.show()
         return 2
     command = error.ctx.command_path if error.ctx else "meshdsl"
-    help = () if refusal.fixes else (f"`{command} --help` shows what there is",)
+    fixes = refusal.fixes
+    help = advice(fixes) or f"`{command} --help` shows what there is"
     with running("meshdsl", error.ctx.find_root().command if error.ctx else None, words):
-        show([wrong_option("MD0604", refusal.message, refusal.fixes, *help)])
+        show([Diagnostic("MD0604", refusal.message, help=help, fixes=fixes)])
     return 2
