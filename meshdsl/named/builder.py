@@ -21,7 +21,7 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.program import Collected, Origin, Stacked
 from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import DTYPES, LARGEST, Dim, DType, TensorType
-from meshdsl.named.call_fixes import NOTHING, WrittenCall, call_fixes
+from meshdsl.named.call_fixes import NOTHING, WrittenCall, call_fixes, call_help
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import (
     InCalls,
@@ -335,7 +335,7 @@ class Builder:
             dims = {} if self.site or declared is None else declared.dim_spans
             edited = NOTHING if self.site else written
             fixes = call_fixes(error.ways, spans, [v.type for v in ins], edited, dims, span)
-            help = None if fixes else error.help
+            help = call_help(error, fixes)
             fail(error.code, error.message, span, *related, help=help, fixes=fixes)
         self._count(span)
         outs = tuple(self.value(t, span, calls, **fields) for t in types)

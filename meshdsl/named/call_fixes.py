@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from meshdsl.diagnostics import Edit, Fix, Span
+from meshdsl.diagnostics import Edit, Fix, Span, advice
 from meshdsl.ir.types import TensorType
 from meshdsl.ops import ways
+from meshdsl.ops.opdef import OpError
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import around, cast_to, inserted, resized, shortened, without_entry
@@ -72,6 +73,13 @@ def call_fixes(
     return tuple(fix for way in found for fix in _EDITS[type(way)](text, way))
 
 
+def call_help(error: OpError, fixes: Sequence[Fix]) -> str | None:
+    """The help of a refused call with these fixes."""
+    if not fixes:
+        return error.help or error.also
+    return advice(fixes, error.also)
+
+
 @dataclass(frozen=True, slots=True)
 class _Text:
     """The places of a call; a method for each way out yields the fixes that take it."""
@@ -89,8 +97,7 @@ class _Text:
     def cast_all(self, way: ways.CastAll) -> Iterator[Fix]:
         edits = [edit for span, _ in self.operands for edit in cast_to(span, way.dtype).edits]
         if edits:
-            title = f"cast both to {way.dtype}"
-            yield Fix(title, tuple(edits), safe=False, said=f"{title}; {way.also}")
+            yield Fix(f"cast both to {way.dtype}", tuple(edits), safe=False)
 
     def compare(self, way: ways.NonZero) -> Iterator[Fix]:
         for span, type_ in self.operands:

@@ -24,7 +24,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, need_tensor
-from meshdsl.named.call_fixes import NOTHING, WrittenCall, call_fixes
+from meshdsl.named.call_fixes import NOTHING, WrittenCall, call_fixes, call_help
 from meshdsl.named.count_include_pad import Elements
 from meshdsl.named.emit import Emit
 from meshdsl.named.expressions import Literals, option_value, surface_name, unknown_function
@@ -173,7 +173,7 @@ class Calls:
             except OpError as error:
                 edited = NOTHING if self.builder.site else WrittenCall(node, arguments.places)
                 fixes = call_fixes(error.ways, (), (), edited)
-                help = None if fixes else error.help
+                help = call_help(error, fixes)
                 fail(error.code, error.message, node.span, help=help, fixes=fixes)
         spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]
         pad_counts = attrs.pop("pad_counts", 1)

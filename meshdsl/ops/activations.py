@@ -232,6 +232,7 @@ def _gelu_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             'leave it out for the exact form, or write `approximate="tanh"`',
             kit.SetOption("approximate", '"tanh"'),
             kit.SetOption("approximate", '"none"'),
+            also='`"none"`, the default, is the exact form',
         )
     return outs
 

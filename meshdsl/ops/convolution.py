@@ -132,7 +132,8 @@ def _check_places(
         names = [*(d.name for d in missing), *lost]
         message = f"`{name}` yields {kit.listed(names)}, and `-> [{', '.join(out.names)}]` lacks it"
         help = "only dims that image and kernel share are summed"
-        raise kit.OpError("MD0223", message, help, kit.ResultDims((*names, *out.names)))
+        way = kit.ResultDims((*names, *out.names))
+        raise kit.OpError("MD0223", message, None, way, also=help)
     for dim in out.dims:
         stays = image.has(dim.name) and dim.name not in sources - targets
         if dim.name not in targets and not stays and not kernel.has(dim.name):

@@ -14,9 +14,8 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     for name in ("exclusive", "reverse"):
         if attrs[name] not in (0, 1):
             message = f"`{name}` of `cumsum` is 0 or 1, not {attrs[name]}"
-            raise kit.OpError(
-                "MD0213", message, f"write `{name}=1`, or leave it out", kit.SetOption(name, "1")
-            )
+            help, way = f"write `{name}=1`, or leave it out", kit.SetOption(name, "1")
+            raise kit.OpError("MD0213", message, help, way, also="or leave it out")
     return kit.same_type("cumsum", "number")(ins, attrs)
 
 

@@ -20,8 +20,9 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             raise kit.OpError(
                 "MD0207",
                 f"`einsum` should yield the dim `{dim}`, which no operand has",
-                f"the operands are {', '.join(map(str, ins))}",
+                None,
                 kit.DropDim(dim.name),
+                also=f"the operands are {', '.join(map(str, ins))}",
             )
     return (kit.TensorType(attrs["dims"], dtype),)
 

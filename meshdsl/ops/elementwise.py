@@ -43,7 +43,8 @@ def _no_integers(*ins: kit.TensorType) -> None:
             "MD0203",
             f"`/` of integers ({ins[0]} and {ins[1]}) is not defined",
             "`//` rounds down; or convert both with `cast(x, f32)`",
-            kit.CastAll("f32", "`//` rounds down"),
+            kit.CastAll("f32"),
+            also="`//` rounds down",
         )
 
 

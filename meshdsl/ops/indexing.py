@@ -22,6 +22,7 @@ def need_indices(said: str, type_: kit.TensorType, dim: kit.Dim) -> None:
             f"`{said}` needs integer indices of `{dim}`, not {type_}",
             "declare them as `: i32`, or `cast(ids, i32)`",
             kit.Cast(type_, "i32"),
+            also="or declare them as `: i32`",
         )
     if type_.has(dim.name):
         raise kit.OpError(

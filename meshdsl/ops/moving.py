@@ -50,7 +50,7 @@ def _told_by_names(target: kit.Dim, ins: kit.Types) -> tuple[kit.Dim, ...]:
     message = f"`concat[{target}]` cannot tell which dim of {shown} to join"
     arrow = _arrow(target, ins)
     help = f"name the dim of each: `concat[{arrow}](…)`"
-    raise kit.OpError("MD0216", message, help, kit.Brackets(arrow))
+    raise kit.OpError("MD0216", message, help, kit.Brackets(arrow), also="it names the dim of each")
 
 
 def _arrow(target: kit.Dim, ins: Sequence[kit.TensorType]) -> str:
@@ -76,6 +76,7 @@ def _concat_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             f"`concat` makes {sizes} = {total} elements, and `{target}` is of size {target.size}",
             f"declare `dim {target} = {' + '.join(s.name for s in sources)}`",
             kit.ResizeDim(target.name, total),
+            also=f"that is `{' + '.join(s.name for s in sources)}`",
         )
     joined = [
         views.replaced("concat", type_, source, (target,))
@@ -192,8 +193,9 @@ def _pad_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             raise kit.OpError(
                 "MD0213",
                 f"`pad` cannot add {count} elements",
-                "give counts from 0 on",
+                None,
                 kit.SetOption("before" if count is before else "after", "0"),
+                also="counts are whole numbers from 0 on",
             )
     _check_fill(ins[0], attrs["value"])
     total = before + source.size + after
@@ -204,6 +206,7 @@ def _pad_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             f"and `{target}` is of size {target.size}",
             f"declare `dim {target} = {source} + {before + after}`",
             kit.ResizeDim(target.name, total),
+            also=f"that is `{source} + {before + after}`",
         )
     return (views.replaced("pad", ins[0], source, (target,)),)
 
@@ -211,7 +214,8 @@ def _pad_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
 def _check_fill(type_: kit.TensorType, value: float) -> None:
     if type_.dtype.kind != "float" and value != int(value):
         way = kit.SetOption("value", str(round(value)))
-        raise kit.OpError("MD0213", f"{value} cannot fill {type_}", "give an integer", way)
+        message = f"{value} cannot fill {type_}"
+        raise kit.OpError("MD0213", message, None, way, also="`value` is an integer here")
 
 
 def _pad_factors(sig: kit.Signature) -> kit.Factors:
@@ -271,7 +275,8 @@ kit.operator(
 def _shift_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     if not isinstance(attrs["by"], int):
         message = f"`shift` by {attrs['by']} elements"
-        raise kit.OpError("MD0213", message, "give an integer", kit.SetOption("by", "1"))
+        way = kit.SetOption("by", "1")
+        raise kit.OpError("MD0213", message, None, way, also="`by` is an integer")
     return kit.same_type("shift", "any")(ins, attrs)
 
 

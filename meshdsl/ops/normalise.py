@@ -159,8 +159,8 @@ def _norm_bind(name: str) -> kit.Bind:
         eps, others = attrs["eps"], {n: value for n, value in attrs.items() if n != "eps"}
         if not _is_number(eps, float) or not 0 <= eps < math.inf:
             message = f"`eps` of `{name}` cannot be {eps}"
-            help = "write a number of 0 or more, such as `eps=1e-5`"
-            raise kit.OpError("MD0213", message, help, kit.SetOption("eps", "1e-5"))
+            way, also = kit.SetOption("eps", "1e-5"), "`eps` is a number of 0 or more"
+            raise kit.OpError("MD0213", message, None, way, also=also)
         return others if eps == USUAL_EPS[name] else {**others, "eps": float(eps)}
 
     return bind

@@ -28,12 +28,21 @@ ReduceOp = Literal["sum", "max", "min", "prod"]
 class OpError(Exception):
     """A call that an operator refuses. `from_syntax` turns it into a diagnostic at the call.
 
-    The help is of the `ways` out that the text has a place for; `help` where there are none.
+    The help is of the `ways` out that the text has a place for; `help` where there are none. `also`
+    is said after either: another way out, or the rule that the call breaks.
     """
 
-    def __init__(self, code: str, message: str, help: str | None = None, *ways: Way) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        help: str | None = None,
+        *ways: Way,
+        also: str | None = None,
+    ) -> None:
         super().__init__(message)
-        self.code, self.message, self.help, self.ways = code, message, help, ways
+        self.code, self.message, self.help = code, message, help
+        self.ways, self.also = ways, also
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ def _pick_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
         raise kit.OpError(
             "MD0210",
             f"index {index} is out of range for dim `{dim}` of size {dim.size}",
-            f"indices of `{dim}` run from 0 to {dim.size - 1}",
+            None,
             kit.SetOption("index", str(0 if index < 0 else dim.size - 1)),
+            also=f"indices of `{dim}` run from 0 to {dim.size - 1}",
         )
     return (ins[0].without(dim.name),)
 

@@ -71,12 +71,13 @@ def _maker(
         if type_.dtype.kind != "float":
             help = f"leave the dtype out, and convert: `cast({name}[…](), {type_.dtype})`"
             message = f"`{name}` makes floats, not {type_.dtype}"
-            raise kit.OpError("MD0202", message, help, kit.SetOption("dtype", "f32"))
+            way = kit.SetOption("dtype", "f32")
+            raise kit.OpError("MD0202", message, help, way, also=f"or {help}")
         std = attrs.get("std", 1.0)
         if not (isinstance(std, int | float) and 0 <= std < math.inf):
             message = f"the standard deviation of `{name}` cannot be {std}"
-            help = "give a number from 0 on: `std=0.02`"
-            raise kit.OpError("MD0213", message, help, kit.SetOption("std", "0.02"))
+            way, also = kit.SetOption("std", "0.02"), "`std` is a number from 0 on"
+            raise kit.OpError("MD0213", message, None, way, also=also)
         return (type_,)
 
     def numpy(call: kit.NumpyCall, *numbers: kit.Array) -> kit.Array:
@@ -139,7 +140,8 @@ def _dropout_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     if not (isinstance(rate, int | float) and 0 <= rate <= 1):
         help = "write the share that becomes 0: `dropout(x, 0.1)`"
         message = f"the rate of `dropout` is {rate}, and not from 0 to 1"
-        raise kit.OpError("MD0230", message, help, kit.SetOption("rate", "0.1"))
+        way, also = kit.SetOption("rate", "0.1"), "the rate is the share that becomes 0"
+        raise kit.OpError("MD0230", message, help, way, also=also)
     return (ins[0],)
 
 

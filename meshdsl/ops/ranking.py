@@ -25,8 +25,9 @@ def _top_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
         raise kit.OpError(
             "MD0235",
             f"`top_k` of {target.size} (`{target}`) among {source.size} elements (`{source}`)",
-            f"`{target}` has {source.size} elements at most",
+            None,
             kit.ResizeDim(target.name, source.size),
+            also=f"`{target}` has {source.size} elements at most",
         )
     values = views.replaced("top_k", ins[0], source, (target,))
     return values, kit.TensorType(values.dims, kit.I32)

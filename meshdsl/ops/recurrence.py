@@ -17,9 +17,8 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
     dim, said = attrs["dim"], "linear_recurrence"
     if attrs["reverse"] not in (0, 1):
         message = f"`reverse` of `{said}` must be 0 or 1, not {attrs['reverse']}"
-        raise kit.OpError(
-            "MD0213", message, "write `reverse=1`, or leave it out", kit.SetOption("reverse", "1")
-        )
+        help, way = "write `reverse=1`, or leave it out", kit.SetOption("reverse", "1")
+        raise kit.OpError("MD0213", message, help, way, also="or leave it out")
     kit.need_kind(said, "float", *ins)
     dtype = kit.need_one_dtype(said, *ins)
     a, b, *initial = ins

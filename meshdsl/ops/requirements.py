@@ -39,7 +39,7 @@ _WAY_OUT = {
     "bool": "compare it: `x != 0`",
 }
 
-_CASTS = {"float": "f32", "number": "f32", "int": "i32"}
+_CASTS = {"float": ("f32",), "number": ("f32", "i32"), "int": ("i32",), "bool": ()}
 
 # --- checks ----------------------------------------------------------------------------------
 
@@ -52,7 +52,8 @@ def need_kind(said: str, accept: str, *types: TensorType) -> None:
                 "MD0202",
                 f"`{said}` works on {_WANTED[accept]}, not on {type_}",
                 _WAY_OUT[accept],
-                NonZero(type_) if accept == "bool" else Cast(type_, _CASTS[accept]),
+                *(Cast(type_, dtype) for dtype in _CASTS[accept]),
+                *([NonZero(type_)] if accept == "bool" else []),
             )
 
 
@@ -87,9 +88,10 @@ def need_dims(said: str, type_: TensorType, dims: Sequence[Dim]) -> None:
             raise OpError(
                 "MD0204",
                 f"`{said}` names the dim `{dim}`, which {type_} does not have",
-                f"its dims are {listed(type_.names)}" if type_.dims else "it is a scalar",
+                None,
                 *([DropDim(dim.name)] if len(dims) > 1 else []),
                 *(SwapDim(dim.name, n) for n in type_.names if n not in [d.name for d in dims]),
+                also=f"its dims are {listed(type_.names)}" if type_.dims else "it is a scalar",
             )
 
 
@@ -108,6 +110,7 @@ def need_distinct(said: str, dims: Sequence[Dim]) -> None:
                 f"`{said}` has the dim `{dim}` twice",
                 f"rename one of them first: `x[{dim} -> other]`",
                 DropDim(dim.name),
+                also=f"or rename one of them first: `x[{dim} -> other]`",
             )
 
 

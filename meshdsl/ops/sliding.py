@@ -101,8 +101,9 @@ def check_options(said: str, attrs: kit.Attrs) -> None:
             raise kit.OpError(
                 "MD0220",
                 f"`{said}` cannot have the {option} {value}",
-                "give a whole number of 1 or more",
+                None,
                 kit.SetOption(option, "1"),
+                also=f"`{option}` is a whole number of 1 or more",
             )
     pad = attrs["pad"]
     if pad not in ("same", "valid") and not _is_whole(pad, 0):
@@ -113,6 +114,7 @@ def check_options(said: str, attrs: kit.Attrs) -> None:
             else f"`{said}` pads by {pad}",
             'write `pad="same"`, `pad="valid"` or the elements on either side, from 0 on',
             kit.SetOption("pad", '"same"'),
+            also='or `pad="valid"`, or the elements on either side, from 0 on',
         )
 
 
@@ -134,8 +136,8 @@ def check_size(said: str, source: kit.Dim, size: object) -> None:
     """MD0222 for a window that is no whole number of elements from 1 on."""
     if not _is_whole(size, 1):
         message = f"the window of `{said}` along `{source}` cannot be of size {size}"
-        help = "give a whole number of 1 or more"
-        raise kit.OpError("MD0222", message, help, kit.WindowSize(source.name, 1))
+        way, also = kit.WindowSize(source.name, 1), "its size is a whole number of 1 or more"
+        raise kit.OpError("MD0222", message, None, way, also=also)
 
 
 def check_sizes(
@@ -152,15 +154,14 @@ def check_sizes(
                 f"a window of `{said}` spans {slide.reach + 1} elements, and `{fine}` has {of}",
                 'make it smaller, or pad: `pad="same"`',
                 kit.WindowSize(fine.name, (size + 2 * slide.before - 1) // slide.dilation + 1),
+                also='or a smaller window; or pad: `pad="same"`',
             )
         if number != slide.coarse.size:
-            message, help, way = _wrong_size(said, slide, number, attrs, back)
-            raise kit.OpError("MD0209", message, help, way)
+            raise _wrong_size(said, slide, number, attrs, back)
 
 
-def _wrong_size(
-    said: str, slide: Slide, number: int, attrs: kit.Attrs, back: bool
-) -> tuple[str, str, kit.Way]:
+def _wrong_size(said: str, slide: Slide, number: int, attrs: kit.Attrs, back: bool) -> kit.OpError:
+    """MD0209 for a dim that is not as large as the windows make it."""
     fine, coarse = slide.fine, slide.coarse
     if back:
         message = (
@@ -170,18 +171,17 @@ def _wrong_size(
         least = (coarse.size - 1) * slide.stride + slide.reach + 1 - 2 * slide.before
         least = coarse.size * slide.stride if attrs["pad"] == "same" else least
         help = f"declare `dim {fine} = {least}`"
-        return message, help, kit.ResizeDim(fine.name, least)
+        return kit.OpError("MD0209", message, help, kit.ResizeDim(fine.name, least))
     message = (
         f"`{said}` makes {number} positions along `{fine}`, and `{coarse}` is of size {coarse.size}"
     )
     if fine == coarse:
-        return (
-            message,
-            f"name the new dim, `[{fine} by … -> new]` with `dim new = {number}`, or "
-            'keep the size by `pad="same"`',
-            kit.SetOption("pad", '"same"'),
-        )
-    return message, f"declare `dim {coarse} = {number}`", kit.ResizeDim(coarse.name, number)
+        new = f"name the new dim, `[{fine} by … -> new]` with `dim new = {number}`"
+        way = kit.SetOption("pad", '"same"')
+        help = f'{new}, or keep the size by `pad="same"`'
+        return kit.OpError("MD0209", message, help, way, also=f"or {new}")
+    help = f"declare `dim {coarse} = {number}`"
+    return kit.OpError("MD0209", message, help, kit.ResizeDim(coarse.name, number))
 
 
 def replaced_dims(type_: kit.TensorType, attrs: kit.Attrs) -> tuple[kit.Dim, ...]:

@@ -13,7 +13,8 @@ def _roll_bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     by = attrs["by"]
     if not isinstance(by, int):
         message = f"`roll` by {by} elements"
-        raise kit.OpError("MD0213", message, "give an integer", kit.SetOption("by", "1"))
+        way = kit.SetOption("by", "1")
+        raise kit.OpError("MD0213", message, None, way, also="`by` is an integer")
     return {**attrs, "by": by % attrs["dim"].size}
 
 

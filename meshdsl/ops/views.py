@@ -73,6 +73,7 @@ def need_size(what: str, size: int, wanted: kit.Dim) -> None:
             f"{what} has {size} elements, and the dim `{wanted}` is of size {wanted.size}",
             f"declare `dim {wanted} = {size}`, or use a dim of that size",
             kit.ResizeDim(wanted.name, size),
+            also="or use a dim of that size",
         )
 
 
@@ -148,13 +149,14 @@ def _split_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
             "MD0209",
             f"`{dim}` of size {dim.size} cannot become {kit.listed([d.name for d in into])}: "
             f"{sizes} is {product}",
-            "use dims whose sizes multiply to it",
+            None,
             kit.ResizeDim(dim.name, product),
             *(
                 kit.ResizeDim(part.name, part.size * dim.size // product)
                 for part in into
                 if part.size * dim.size % product == 0
             ),
+            also=f"the sizes of the new dims multiply to that of `{dim}`",
         )
     return (replaced("split", ins[0], dim, into),)
 

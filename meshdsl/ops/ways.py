@@ -20,15 +20,14 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class CastAll:
-    """Cast all operands; `also` says in words what else there is."""
+    """Cast all operands."""
 
     dtype: str
-    also: str
 
 
 @dataclass(frozen=True, slots=True)
 class NonZero:
-    """NonZero the operands of a type with 0, which makes booleans of numbers."""
+    """Compare the operands of a type with 0, which makes booleans of numbers."""
 
     type: TensorType
 
@@ -81,7 +80,7 @@ class WindowSize:
 
 @dataclass(frozen=True, slots=True)
 class ResultDims:
-    """Write these dims of the result, behind `->`."""
+    """Write these dims of the result, after `->`."""
 
     dims: tuple[str, ...]
 

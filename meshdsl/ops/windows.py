@@ -30,8 +30,9 @@ def _check(said: str, attrs: kit.Attrs) -> None:
         raise kit.OpError("MD0209", message, help, kit.ResizeDim(target.name, size))
     if not isinstance(before, int) or not 0 <= before < size:
         message = f"a window of {size} elements cannot have {before} of them before its index"
-        help = f"give a whole number from 0 to {size - 1}"
-        raise kit.OpError("MD0213", message, help, kit.SetOption("before", str(size - 1)))
+        way = kit.SetOption("before", str(size - 1))
+        also = f"`before` is a whole number from 0 to {size - 1}"
+        raise kit.OpError("MD0213", message, None, way, also=also)
 
 
 def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
