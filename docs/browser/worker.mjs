@@ -27,7 +27,9 @@ sys.path.insert(0, "/meshdsl")
 sys.dont_write_bytecode = True
 os.environ["MESHDSL_CACHE"] = "/meshdsl/cache"
 `);
-  return python.pyimport("meshdsl.play.browser_worker").reply;
+  const { reply } = python.pyimport("meshdsl.play.browser_worker");
+  postMessage({ ready: true });
+  return reply;
 };
 
 const loaded = load();

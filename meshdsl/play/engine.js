@@ -19,9 +19,10 @@ const overHTTP = () => {
 // programs that wait only the newest is compiled, and a worker that takes too long for one that is no
 // longer wanted is ended. `tell` is called with what the worker is at until it is ready.
 const inWorker = (tell) => {
-  const PATIENCE = 20000; // milliseconds; another worker takes a few seconds to be ready
+  const PATIENCE = 20000; // milliseconds, of which none count while the worker loads
   const superseded = { status: 409, body: { error: "superseded by a newer question" } };
   let worker = null;
+  let isLoading = false;
   let last = 0;
   let compiling = 0; // the number of the question that is being compiled
   let waiting = null; // the newest program that waits for it: { question, done }
@@ -29,8 +30,10 @@ const inWorker = (tell) => {
 
   const start = () => {
     worker = new Worker(new URL("play/worker.mjs", location.href), { type: "module" });
+    isLoading = true;
     worker.addEventListener("message", ({ data }) => {
       if (data.progress !== undefined) tell(data.progress);
+      else if (data.ready) isLoading = false;
       else if (data.failed !== undefined) end(data.failed);
       else finish(data.id, { status: data.reply[0], body: data.reply[1] });
     });
@@ -57,12 +60,16 @@ const inWorker = (tell) => {
     worker.postMessage({ id: last, path, question: JSON.stringify(question) });
     return last;
   };
+  const endIfSlow = (id) => setTimeout(() => {
+    if (compiling !== id) return;
+    if (isLoading) endIfSlow(id);
+    else end("it took too long");
+  }, PATIENCE);
   return (path, question) => new Promise((done) => {
     if (path !== "/compile") return post(path, question, done);
     if (!compiling) return (compiling = post(path, question, done));
     waiting?.done(superseded);
     waiting = { question, done };
-    const slow = compiling;
-    setTimeout(() => compiling === slow && end("it took too long"), PATIENCE);
+    endIfSlow(compiling);
   });
 };

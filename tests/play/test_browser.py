@@ -177,6 +177,7 @@ const replies = REPLIES;
 addEventListener("message", ({ data: { id, path, question } }) => {
   const { text } = JSON.parse(question);
   postMessage({ progress: "Loading" });
+  postMessage({ ready: true });
   const body = path === "/colours" ? { runs: [[text.length, ""]] } : replies[text];
   postMessage({ id, reply: [body ? 200 : 500, body ?? { error: "not foreseen" }] });
 });
@@ -276,6 +277,32 @@ def test_the_page_asks_its_worker_and_its_address_has_the_program(browser: Any, 
     own = site.rpartition("/")[0]
     assert all(name.startswith((own, "data:")) for name in browser.execute_script(names))
     assert browser.get_log("browser") == []
+
+
+SLOW = """
+const setTimeout = (step) => timers.push(step);
+const [timers, seen] = [[], { workers: 0, ended: 0 }];
+class Worker {
+  constructor() { seen.workers += 1; }
+  addEventListener(kind, heard) { if (kind === "message") seen.heard = heard; }
+  postMessage() {}
+  terminate() { seen.ended += 1; }
+}
+const ask = inWorker(() => {});
+ask("/compile", {});
+ask("/compile", {});
+timers.shift()();
+const whileLoading = seen.ended;
+seen.heard({ data: { ready: true } });
+timers.shift()();
+return [whileLoading, seen.ended, seen.workers];
+"""
+
+
+@NEEDED
+def test_a_worker_that_loads_is_not_ended_for_being_slow(browser: Any) -> None:
+    engine = (ROOT / "meshdsl/play/engine.js").read_text(encoding="utf-8")
+    assert browser.execute_script(engine + SLOW) == [0, 1, 2]
 
 
 @NEEDED
