@@ -193,7 +193,7 @@ def _copied(number: int) -> int | None:
 def _in_the_browser(program: LinearProgram) -> Iterator[Solver]:
     """A solver in the memory of HiGHS, which is given back at the end.
 
-    The module `highs` is the JavaScript of HiGHS, which the page has loaded (`play/worker.js`).
+    The module `highs` is the JavaScript of HiGHS, which `docs/browser/worker.mjs` has loaded.
     """
     import highs
 

@@ -159,6 +159,9 @@ def test_what_it_is_built_of_is_pinned() -> None:
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
     for library in (*build.LIBRARIES, *build.BUILT):
         assert re.search(rf"^{library}==", constraints, re.MULTILINE), library
+    native = re.search(r"^highspy==(\d+\.\d+)", constraints, re.MULTILINE)
+    versions = {packages["node_modules/highs"]["version"].rpartition(".")[0], native and native[1]}
+    assert versions == {solver.SOLVER.removeprefix("highspy ")}  # the plans are the same
 
 
 @pytest.mark.parametrize(
