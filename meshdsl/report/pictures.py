@@ -77,12 +77,16 @@ def width_of(text: str, size: float = 12.0) -> float:
     return len(text) * LETTER * size / 12
 
 
-def legend(fills: Mapping[str, str]) -> tuple[Markup, float]:
-    """What each fill means, in one line, and where the line ends."""
+def legend(fills: Mapping[str, str], heights: Mapping[str, float] = {}) -> tuple[Markup, float]:
+    """What each fill means, in one line, and where the line ends.
+
+    A sample is a square, or as high as `heights` has it.
+    """
     entries, x = [], 0.0
     for meaning, fill in fills.items():
-        square = {"x": x, "y": 1, "width": 11, "height": 11}
-        entries.append(tag("rect", fill=fill, stroke=INK, stroke_width=0.6, **square))
+        height = heights.get(meaning, 11.0)
+        place = {"x": x, "y": 1 + (11 - height) / 2, "width": 11, "height": height}
+        entries.append(tag("rect", fill=fill, stroke=INK, stroke_width=0.6, **place))
         entries.append(words(x + 16, 11, meaning, font_size=11))
         x += 16 + width_of(meaning, 11) + 14
     return join(*entries), x

@@ -9,7 +9,7 @@ from fractions import Fraction
 from meshdsl.report.gantt import LANE, ROW, SMALL
 from meshdsl.report.html import Markup, join, tag
 from meshdsl.report.palette import EDGE, IDLE, INK, PHASES, SOFT, WORK
-from meshdsl.report.pictures import card, centred, width_of, words
+from meshdsl.report.pictures import card, centred, legend, width_of, words
 from meshdsl.report.schedule_charts import DOES
 from meshdsl.schedule.table import Kind
 from meshdsl.schedule.times import Slot, TimedSchedule
@@ -226,12 +226,6 @@ def _legend(timed: TimedSchedule) -> tuple[Markup, float]:
     """What there is with its colours, and where the legend ends."""
     there = {action.kind for row in timed.verified.schedule.rows for action in row}
     named = {name for slots in timed.rows for name, _, _ in phases(slots)}
-    kinds = [(WORK[DOES[kind]], MEANINGS[kind], 11.0) for kind in DOES if kind in there]
-    lines = [(fill, name, STRIP) for name, fill in PHASES.items() if name in named]
-    entries, x = [], 0.0
-    for fill, meaning, height in (*kinds, (IDLE, "idle", 11.0), *lines):
-        place = {"x": x, "y": 1 + (11 - height) / 2, "width": 11, "height": height}
-        entries.append(tag("rect", **place, fill=fill, stroke=INK, stroke_width=0.6))
-        entries.append(words(x + 16, 11, meaning, font_size=11))
-        x += 16 + width_of(meaning, 11) + 14
-    return join(*entries), x
+    kinds = {MEANINGS[kind]: WORK[DOES[kind]] for kind in DOES if kind in there}
+    lines = {name: fill for name, fill in PHASES.items() if name in named}
+    return legend({**kinds, "idle": IDLE, **lines}, dict.fromkeys(lines, STRIP))
