@@ -123,6 +123,8 @@ def _same_name(use: Use) -> str | None:
     name = RENAMED.get(use.word, use.word)
     refs = [p.ref for p in use.parts]
     use.shifted = len(refs) == 1 and use.parts[0].shifted
+    if name == use.word and not name.isidentifier():
+        return None  # a sign that the language does not have
     if not name.isidentifier() or name in ("and", "or", "not"):
         if len(refs) == 2 and name != "not":
             return f"{refs[0]} {name} {refs[1]}"

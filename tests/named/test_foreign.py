@@ -191,6 +191,7 @@ OPEN = {
     "y = sum[0](x)": ("MD0126", "holds the names of dims"),
     "y = relu([x, z])": ("MD0126", "dims stand in `[ ]`"),
     "y = x @ unknown": ("MD0102", "known"),
+    "y = v @ sum[batch](x)": ("MD0018", "einsum(x, w -> [batch, hidden])"),
     'y = einsum("bi,io->bz", x, w)': ("MD0125", "einsum(x, w -> [batch, hidden])"),
     'y = rearrange(x, "b (h -> ((", h=0)': ("MD0126", "split by"),
 }
