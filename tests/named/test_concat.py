@@ -67,4 +67,4 @@ def test_python_says_it_alike() -> None:
     assert diagnostic.code == "MD0216"
     assert diagnostic.span is not None
     assert diagnostic.span.text == "md.concat[k2](x, y)"
-    assert diagnostic.help == "write `[(kk, kk) >> k2]`"
+    assert diagnostic.help == "write `[(kk, kk) >> k2]`; it names the dim of each"
