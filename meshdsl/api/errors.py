@@ -121,18 +121,21 @@ _OUT = re.compile(r"`(?:(\w+\([^`()]*) )?-> (\[[^]`]*\])(\)?)`")
 def in_python(diagnostic: Diagnostic) -> Diagnostic:
     """The diagnostic with its help written in Python, not as a command or a file.
 
-    A change of a line of a `.mdsl` file stays in the language.
+    A change of a line of a `.mdsl` file stays in the language. Fixes that write the language into a
+    text of Python are left out; one that writes Python comes with a `ProgramError` of its own.
     """
     from meshdsl.named.size_files import SUFFIX
 
     if diagnostic.help is None:
         return diagnostic
+    fixes = diagnostic.fixes
     help = diagnostic.help if _AS_COMMAND.get() else _options_in_python(diagnostic)
     if diagnostic.span is None or not diagnostic.span.file.endswith(SUFFIX):
         help = _ARROW.sub(r"\1>>\2", help)
         help = _BRACKETS.sub(r"`[\1>>\2]`", help)
         help = _OUT.sub(lambda m: f"`{f'{m[1]}, ' if m[1] else ''}out={m[2]}{m[3]}`", help)
-    return replace(diagnostic, help=help)
+        fixes = tuple(fix for fix in fixes if not fix.edits)
+    return replace(diagnostic, help=help, fixes=fixes)
 
 
 def _options_in_python(diagnostic: Diagnostic) -> str:

@@ -15,7 +15,7 @@ from meshdsl.api.recorded import Argument, RecordedCall, RecordedVariable
 from meshdsl.api.source_location import Site, file_of, here, key_of, user_frame
 from meshdsl.api.tensor import Tensor, tracing
 from meshdsl.api.tracer import Tracer
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Related, Span, fail
+from meshdsl.diagnostics import Diagnostic, Edit, Fix, Related, Span, fail
 from meshdsl.named.builder import Scope
 from meshdsl.named.calls import MAX_CALL_DEPTH
 from meshdsl.named.ir import Value
@@ -205,7 +205,7 @@ def _no_words(function: Callable[..., Any], name: str, text: str) -> NoReturn:
     message = f"the dims of `{name}` are a string"
     fixes = (Fix(f"write `{line}`", (Edit(span, line),)),) if span.text.startswith(name) else ()
     help = f"write `{line}`, with dims made by `md.dims(…)`"
-    raise DiagnosticError(Diagnostic("MD0823", message, span, help=help, fixes=fixes))
+    raise ProgramError(Diagnostic("MD0823", message, span, help=help, fixes=fixes))
 
 
 def _filled(cell: Any) -> bool:

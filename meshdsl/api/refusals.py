@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.api.dims import Dim, DType
-from meshdsl.api.errors import told
+from meshdsl.api.errors import ProgramError, told
 from meshdsl.api.sizes import number_of
 from meshdsl.api.source_location import Site, here, key_of
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span, fail
@@ -100,9 +100,8 @@ def refuse(kind: str, word: str, args: Sequence[Any], named: Mapping[str, Any]) 
     if _is_natural(operands, use, tree, site):
         use.order = None
     line, fix = _line(site, writer, tree)
-    raise DiagnosticError(
-        Diagnostic(code, message, site.span, help=f"write `{line}`", fixes=(fix,))
-    )
+    help = f"write `{line}`"
+    raise ProgramError(Diagnostic(code, message, site.span, help=help, fixes=(fix,)))
 
 
 def _is_array(found: Any) -> bool:

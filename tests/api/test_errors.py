@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from meshdsl.api.errors import in_python
 from meshdsl.api.programs import Program
 from meshdsl.codes import CODES
 from meshdsl.diagnostics import Diagnostic
+from meshdsl.syntax.edits import apply
 
 batch, io, two, three, layers = md.dims(batch=4, io=6, two=2, three=3, layers=2)
 other_batch = md.dim("batch", 8)
@@ -337,6 +339,9 @@ def test_a_wrong_program(code: str, text: str, function: Callable[..., Any]) -> 
     assert [d.code for d in error.diagnostics] == [code]
     assert error.diagnostics[0].span is not None
     assert error.diagnostics[0].span.text == text
+    for fix in error.diagnostics[0].fixes:
+        assert "md." in fix.title  # Python's, and not the language's
+        ast.parse(apply(error.diagnostics[0].span.source.text, fix.edits))
 
 
 # --- calls outside of programs -----------------------------------------------------------------
