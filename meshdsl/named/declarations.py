@@ -149,7 +149,9 @@ def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MA
     value = _integer(node, sizes)
     if value < 1:
         message = f"a size must be at least 1, and this is {value}"
-        fail("MD0105", message, node.span, fixes=(Fix.write(node.span, "1", safe=False),))
+        fixes = (Fix.write(node.span, "1", safe=False),)
+        help = advice(fixes, "or another whole number of 1 or more")
+        fail("MD0105", message, node.span, help=help, fixes=fixes)
     if value > largest:
         _too_large(node.span)
     return value
@@ -193,6 +195,7 @@ def _of(entries: dict[str, ast.NamedDeclaration], type_: type[T]) -> dict[str, T
 def _twice(kind: str, node: ast.NamedDeclaration, old: ast.Name) -> Diagnostic:
     name = node.name
     gone = without_dim(node) if isinstance(node, ast.DimDecl) else without_line(node.span)
+    fixes = (Fix("remove the second one", (Edit(gone, ""),), safe=False),)
     return Diagnostic(
         "MD0104",
         f"`use {name.text}` is written twice"
@@ -200,7 +203,8 @@ def _twice(kind: str, node: ast.NamedDeclaration, old: ast.Name) -> Diagnostic:
         else f"{kind} `{name.text}` is declared twice",
         name.span,
         related=(Related(old.span, "first declared here"),),
-        fixes=(Fix("remove the second one", (Edit(gone, ""),), safe=False),),
+        help=advice(fixes, None if kind == "use" else "or give it another name"),
+        fixes=fixes,
     )
 
 

@@ -160,7 +160,10 @@ class ProgramBuilder:
                 )
             elif any(o.name == name for o in outputs):
                 message, fixes = f"`{name}` is returned twice", (removal(expr.span),)
-                self.diagnostics.add(Diagnostic("MD0104", message, expr.span, fixes=fixes))
+                help = advice(fixes, "every output has a name of its own")
+                self.diagnostics.add(
+                    Diagnostic("MD0104", message, expr.span, help=help, fixes=fixes)
+                )
             else:
                 outputs.append(Output(name, operand, expr.span))
         return tuple(outputs)

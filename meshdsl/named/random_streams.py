@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshdsl.diagnostics import Fix, Span, fail
+from meshdsl.diagnostics import Fix, Span, advice, fail
 from meshdsl.ir.rewrite import Rebuild, reads_of
 from meshdsl.ir.types import I64, TensorType
 from meshdsl.named.builder import Operand, Scope, kind_of
@@ -88,7 +88,7 @@ def _refuse(opdef: OpDef, operand: Operand, span: Span) -> NoReturn:
         fixes.append(Fix.write(span, text, safe=False))
     fixes.append(removal(argument(span), "leave it out: the run brings its own"))
     message = f"the seed of `{opdef.name}` is one integer, and this is {kind_of(operand)}"
-    fail("MD0231", message, span, fixes=tuple(fixes))
+    fail("MD0231", message, span, help=advice(fixes, "or write an integer"), fixes=tuple(fixes))
 
 
 # --- programs without dropout --------------------------------------------------------------------

@@ -222,7 +222,10 @@ def _bad_word(at: Situation) -> Diagnostic | None:
         message = f"`{_short(token)}` is not a number"
         return Diagnostic("MD0007", message, at.span, help=advice(fixes, slip), fixes=fixes)
     if token.type == "BAD_STRING":
-        return Diagnostic("MD0009", "this string is not closed", at.span, fixes=_closed_string(at))
+        fixes = _closed_string(at)
+        help_ = advice(fixes, 'a string ends with `"` on the line it begins on')
+        message = "this string is not closed"
+        return Diagnostic("MD0009", message, at.span, help=help_, fixes=fixes)
     return _bad_character(at, str(token))
 
 

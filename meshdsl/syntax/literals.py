@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from meshdsl.diagnostics import Fix, Span, fail
+from meshdsl.diagnostics import Fix, Span, advice, fail
 
 MAX_DIGITS = 20
 """Digits of an integer literal: more than any size or index needs."""
@@ -22,13 +22,18 @@ def number_value(text: str, span: Span) -> int | float:
     if digits.isdecimal():
         if len(digits) > MAX_DIGITS:
             message = f"an integer of {len(digits)} digits; at most {MAX_DIGITS} fit"
-            rounded = Fix.write(span, f"{float(digits):g}", safe=False)
-            fail("MD0007", message, span, fixes=(rounded,))
+            nearest = float(digits)
+            fixes = () if math.isinf(nearest) else (Fix.write(span, repr(nearest), safe=False),)
+            smaller = "choose a smaller number"
+            help = advice(fixes, f"or {smaller}") if fixes else smaller
+            fail("MD0007", message, span, help=help, fixes=fixes)
         return int(digits)
     value = float(digits)
     if math.isinf(value):
-        largest = Fix.write(span, "1.7e308", safe=False)
-        fail("MD0007", "this number is larger than any float", span, fixes=(largest,))
+        largest = (Fix.write(span, "1.7e308", safe=False),)
+        help = advice(largest, "the largest is about 1.8e308")
+        message = "this number is larger than any float"
+        fail("MD0007", message, span, help=help, fixes=largest)
     return value
 
 
@@ -47,11 +52,9 @@ def string_value(text: str, span: Span) -> str:
         _, escaped = next(chars)
         if escaped not in _ESCAPES:
             place = Span(span.source, span.start + 1 + at, span.start + 3 + at)
-            fail(
-                "MD0009",
-                f"`\\{escaped}` means nothing in a string",
-                place,
-                fixes=(Fix.write(place, f"\\\\{escaped}", safe=False),),
-            )
+            fixes = (Fix.write(place, f"\\\\{escaped}", safe=False),)
+            help = advice(fixes, r"a backslash itself is written `\\`")
+            message = f"`\\{escaped}` means nothing in a string"
+            fail("MD0009", message, place, help=help, fixes=fixes)
         out.append(_ESCAPES[escaped])
     return "".join(out)
