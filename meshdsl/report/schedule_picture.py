@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from meshdsl.report.gantt import LANE, ROW, SMALL
 from meshdsl.report.html import Markup, join, tag
-from meshdsl.report.palette import EDGE, IDLE, INK, PHASES, SOFT, WORK
+from meshdsl.report.palette import BLANK, EDGE, IDLE, INK, PHASES, SOFT, WORK
 from meshdsl.report.pictures import card, centred, legend, width_of, words
 from meshdsl.report.schedule_charts import DOES
 from meshdsl.schedule.table import Kind
@@ -95,8 +95,8 @@ def _slot(slot: Slot, left: float, y: float, unit: float, later: float) -> Marku
     """An action with the number of its micro-batch, if that has room."""
     x, width = left + float(slot.start) * unit, float(slot.end - slot.start) * unit
     place = {"x": x, "y": y, "width": width, "height": ROW}
-    # Below a lighter action there is the ground of a picture, not idle time.
-    under = tag("path", d=_across(x, y + ROW / 2, width), stroke="#ffffff", stroke_width=ROW)
+    # Below a lighter action there is blank ground, not idle time.
+    under = tag("path", d=_across(x, y + ROW / 2, width), stroke=BLANK, stroke_width=ROW)
     rect = tag(
         "rect",
         **place,
