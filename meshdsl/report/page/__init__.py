@@ -16,6 +16,7 @@ from importlib.resources import files
 from meshdsl.diagnostics import Source
 from meshdsl.report.comparison import headings, measured, sentence, table, verdict
 from meshdsl.report.html import HTMLWriter, Markup, escaped, join, tag
+from meshdsl.report.palette import DARK, INK, PARTS
 from meshdsl.report.schema import ComparisonFacts
 from meshdsl.version import __version__
 
@@ -51,7 +52,12 @@ def _resource(name: str) -> str:
 
 def colours() -> str:
     """The colours of pages, light and dark, as variables of CSS."""
-    return _resource("colours.css")
+    pictures = {"--ink": INK, **{f"--c{number}": fill for number, fill in enumerate(PARTS)}}
+    sets = {
+        "light": " ".join(f"{name}: {fill};" for name, fill in pictures.items()),
+        "dark": " ".join(f"{name}: {DARK[fill]};" for name, fill in pictures.items()),
+    }
+    return _PLACE.sub(lambda place: sets[place[1]], _resource("colours.css"))
 
 
 def digest(text: str) -> str:
