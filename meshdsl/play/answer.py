@@ -107,7 +107,7 @@ def _totals(report: ReportFacts) -> list[tuple[str, str]]:
 
 
 def _time(made: Compilation, writer: HTMLWriter) -> str:
-    """The step on the cluster: its streams and its memory over time, and the dearest lines."""
+    """The step on the cluster: its streams and its memory over time, and the slowest lines."""
     from meshdsl.report.views.results import Simulation
     from meshdsl.simulate.engine import simulate
 
