@@ -7,7 +7,7 @@ strings of a browser do. What is markup was written by `report/html.py`, which e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from meshdsl.analysis import analyse
@@ -18,6 +18,7 @@ from meshdsl.pipeline import Compilation, Options, timing_of
 from meshdsl.play.protocol import (
     Choices,
     CompileJob,
+    CompileQuestion,
     Failed,
     PageAnswer,
     PageDiagnostic,
@@ -27,7 +28,10 @@ from meshdsl.play.protocol import (
     PagePicture,
     PagePlace,
     PageResult,
+    Runs,
+    TextQuestion,
 )
+from meshdsl.play.questions import QUESTION, check_form
 from meshdsl.report.checks import check_source
 from meshdsl.report.document import human, line, scaled
 from meshdsl.report.html import HTMLWriter
@@ -216,8 +220,13 @@ def answered(job: CompileJob) -> PageAnswer | Failed:
 # --- questions -------------------------------------------------------------------------------
 
 
-def asked(question: PageOptions, base: Options) -> Options:
-    """The options that a question chooses; what it does not say is as in `base`."""
+def job_of(question: CompileQuestion, name: str, base: Options) -> CompileJob:
+    """The job of a question to `/compile`; what it does not choose is as in `base`."""
+    check_form(question, QUESTION)
+    return {"name": name, "text": question["text"], "options": asdict(_chosen(question, base))}
+
+
+def _chosen(question: PageOptions, base: Options) -> Options:
     return replace(
         base,
         program=question["program"],
@@ -230,8 +239,14 @@ def asked(question: PageOptions, base: Options) -> Options:
     )
 
 
-def colours(text: str) -> list[tuple[int, str]]:
-    """The words of a text: the length of each in UTF-16 units, and its class in Pygments."""
+def runs_of(question: TextQuestion) -> Runs:
+    """The answer to `/colours`: the length of each word in UTF-16 units, and its class."""
+    check_form(question, {"text": str})
+    return {"runs": _colours(question["text"])}
+
+
+def _colours(text: str) -> list[tuple[int, str]]:
+    """The words of a text, with their classes in Pygments."""
     from pygments.token import STANDARD_TYPES
 
     from meshdsl.lexer import MdslLexer

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from meshdsl.pipeline import Options
-from meshdsl.play.answer import answered, asked, colours
-from meshdsl.play.protocol import CompileQuestion, Failed, PageAnswer, Runs, TextQuestion
-from meshdsl.play.questions import QUESTION, HTTPRefused, check_form
+from meshdsl.play.answer import answered, job_of, runs_of
+from meshdsl.play.protocol import CompileQuestion, Failed, PageAnswer
+from meshdsl.play.questions import HTTPRefused
 
 FILE = "program.mdsl"
 """The name of the program in diagnostics."""
@@ -24,6 +23,8 @@ FILE = "program.mdsl"
 def reply(path: str, body: str) -> str:
     """The answer to a question in JSON: `[status, body]`, as the server's."""
     try:
+        if path not in _ROUTES:
+            raise HTTPRefused(404, "there is no such question")
         return json.dumps([200, _ROUTES[path](json.loads(body))])
     except HTTPRefused as refused:
         return json.dumps([refused.status, {"error": refused.why}])
@@ -33,15 +34,7 @@ def reply(path: str, body: str) -> str:
 
 def _compile(question: CompileQuestion) -> PageAnswer | Failed:
     """The outcome of a text under the choices beside it."""
-    check_form(question, QUESTION)
-    options = asdict(asked(question, Options()))
-    return answered({"name": FILE, "text": question["text"], "options": options})
+    return answered(job_of(question, FILE, Options()))
 
 
-def _colours(question: TextQuestion) -> Runs:
-    """The words of a text, as lengths and classes."""
-    check_form(question, {"text": str})
-    return {"runs": colours(question["text"])}
-
-
-_ROUTES: Mapping[str, Callable[[Any], object]] = {"/compile": _compile, "/colours": _colours}
+_ROUTES: Mapping[str, Callable[[Any], object]] = {"/compile": _compile, "/colours": runs_of}

@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, field
+from dataclasses import field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,22 +21,19 @@ from urllib.parse import parse_qs, urlsplit
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.option_edits import leave_out
 from meshdsl.pipeline import Options
-from meshdsl.play.answer import asked, colours
+from meshdsl.play.answer import job_of, runs_of
 from meshdsl.play.compile_queue import Desk
 from meshdsl.play.edited_file import EditedFile
 from meshdsl.play.page import begun, page
 from meshdsl.play.protocol import (
-    CompileJob,
     CompileQuestion,
     Failed,
     PageAnswer,
     PageState,
-    Runs,
     Saved,
     SaveQuestion,
-    TextQuestion,
 )
-from meshdsl.play.questions import QUESTION, HTTPRefused, check_form
+from meshdsl.play.questions import HTTPRefused, check_form
 from meshdsl.records import dataclass
 
 HOST = "127.0.0.1"
@@ -63,18 +60,10 @@ class Play:
 
     def compile(self, question: CompileQuestion) -> PageAnswer | Failed:
         """The outcome of a text under the choices beside it; 409 where a newer one was asked."""
-        check_form(question, QUESTION)
-        options = asdict(asked(question, self.options))
-        job: CompileJob = {"name": self.document.name, "text": question["text"], "options": options}
-        outcome = self.desk.ask(job)
+        outcome = self.desk.ask(job_of(question, self.document.name, self.options))
         if outcome is None:
             raise HTTPRefused(409, "superseded by a newer question")
         return outcome
-
-    def colours(self, question: TextQuestion) -> Runs:
-        """The words of a text, as lengths and classes."""
-        check_form(question, {"text": str})
-        return {"runs": colours(question["text"])}
 
     def save(self, question: SaveQuestion) -> Saved:
         """Write the file, unless it changed since the page read it: then 412."""
@@ -121,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """A question in JSON."""
         play = self.play
-        routes = {"/compile": play.compile, "/colours": play.colours, "/save": play.save}
+        routes = {"/compile": play.compile, "/colours": runs_of, "/save": play.save}
         self._answer({path: partial(self._asked, ask) for path, ask in routes.items()})
 
     def _answer(self, routes: Mapping[str, Callable[[], Reply]]) -> None:

@@ -56,7 +56,7 @@ def test_the_worker_answers_as_the_server_does() -> None:
         ("/compile", {"text": ""}, 400),
         ("/compile", QUESTION | {"sizes": {"io": -1}}, 400),
         ("/colours", [], 400),
-        ("/save", {"text": "", "digest": ""}, 500),
+        ("/save", {"text": "", "digest": ""}, 404),
     ],
 )
 def test_what_is_no_question_is_refused(path: str, body: object, status: int) -> None:
