@@ -99,8 +99,8 @@ class _Effect:
     """What a walk did to memory in some state, whose blocks are numbered; new ones follow.
 
     `most`, `high` and `now` count from what was held before, and so does what is held of each kind
-    at the peak, and after the walk. `holders` are those that a known block has more, and all of a
-    new one.
+    at the peak, at `high`, and after the walk. `holders` are those that a known block has more, and
+    all of a new one.
     """
 
     most: int
@@ -108,6 +108,7 @@ class _Effect:
     high: int
     now: int
     at_peak: Amounts
+    at_high: Amounts
     after: Amounts
     sizes: tuple[tuple[int, MemoryKind], ...]
     holders: tuple[int, ...]
@@ -119,8 +120,8 @@ class _Effect:
 class LiveMemory:
     """The memory of variables and lists at a moment, by their names, and the peak so far.
 
-    `high` is the most since somebody set it to `now`. `by_kind` is what there is of each kind, and
-    `at_peak` what there was. `looked` are the names that a walk looks at.
+    `high` is the most since the last `begin_high`. `by_kind` is what there is of each kind,
+    `at_peak` and `at_high` what there was. `looked` are the names that a walk looks at.
     """
 
     now: int = 0
@@ -129,6 +130,7 @@ class LiveMemory:
     high: int = 0
     by_kind: list[int] = field(default_factory=lambda: list(NONE))
     at_peak: Amounts = NONE
+    at_high: Amounts = NONE
     names: AccessNotes[MemoryBlock] = field(default_factory=AccessNotes)
     lists: AccessNotes[list[MemoryBlock]] = field(default_factory=AccessNotes)
     looked: dict[Hashable, tuple[str, ...]] = field(default_factory=dict)
@@ -151,11 +153,19 @@ class LiveMemory:
 
     def mark(self, scratch: int, line: int) -> None:
         """Note a moment at which `scratch` bytes more are allocated."""
-        self.high = max(self.high, self.now + scratch)
-        if self.now + scratch > self.most:
-            at_peak = list(self.by_kind)
-            at_peak[MemoryKind.BUFFERS] += scratch
-            self.raise_to(self.now + scratch, line, tuple(at_peak))
+        size = self.now + scratch
+        if size <= self.high and size <= self.most:
+            return
+        amounts = list(self.by_kind)
+        amounts[MemoryKind.BUFFERS] += scratch
+        kinds = tuple(amounts)
+        if size > self.high:
+            self.high, self.at_high = size, kinds
+        self.raise_to(size, line, kinds)
+
+    def begin_high(self) -> None:
+        """Count `high` from now on."""
+        self.high, self.at_high = self.now, tuple(self.by_kind)
 
     def raise_to(self, most: int, line: int, at_peak: Amounts) -> None:
         """Note a moment with `most` bytes, if there was none with as many."""
@@ -202,22 +212,24 @@ class LiveMemory:
             self._apply(effect, blocks)
             return
         before, most, line, high = self.now, self.most, self.line, self.high
-        begun, at_peak = tuple(self.by_kind), self.at_peak
+        begun, at_peak, at_high = tuple(self.by_kind), self.at_peak, self.at_high
         holders, outside = [block.holders for block in blocks], self.names.noted
-        self.most, self.high = -1, 0
+        self.most, self.high, self.at_high = -1, 0, NONE
         self._note_in(set())
         walk()
         noted = self.names.noted
         self._note_in(outside | noted)
         change = self.most - before, self.line, self.high - before, self.now - before
-        kinds = less(self.at_peak, begun), less(tuple(self.by_kind), begun)
+        then = self.at_peak, self.at_high, tuple(self.by_kind)
+        kinds = tuple(less(each, begun) for each in then)
         if looked is not None and noted.issubset(looked):
             self.effects[about, state] = self._effect(change, kinds, looked, blocks, holders)
         else:
             self.looked[about] = tuple(sorted(noted.union(looked or ())))
         highest, at, here = self.most, self.line, self.at_peak
         self.most, self.line, self.at_peak = most, line, at_peak
-        self.high = max(self.high, high)
+        if high >= self.high:
+            self.high, self.at_high = high, at_high
         self.raise_to(highest, at, here)
 
     def _state(self, looked: tuple[str, ...]) -> tuple[list[MemoryBlock], Hashable]:
@@ -250,7 +262,7 @@ class LiveMemory:
     def _effect(
         self,
         found: tuple[int, int, int, int],
-        kinds: tuple[Amounts, Amounts],
+        kinds: tuple[Amounts, ...],
         looked: tuple[str, ...],
         blocks: list[MemoryBlock],
         holders: list[int],
@@ -277,7 +289,8 @@ class LiveMemory:
             if numbers is not None:
                 self.lists[name] = [every[i] for i in numbers]
         now = tuple(self.by_kind)
-        self.high = max(self.high, self.now + effect.high)
+        if self.now + effect.high > self.high:
+            self.high, self.at_high = self.now + effect.high, plus(now, effect.at_high)
         self.raise_to(self.now + effect.most, effect.line, plus(now, effect.at_peak))
         self.now += effect.now
         self.by_kind = list(plus(now, effect.after))

@@ -81,21 +81,19 @@ def memory(program: DeviceProgram) -> dict[str, int]:
         MemoryWalk(program, first, alike)
         for first, *alike in alike_devices(program, in_memory=True)
     )
-    walk = max(each, key=lambda walk: walk.stored + walk.walked().most)
-    kinds_stored = map(walk.in_memory, (program.params, program.states, program.inputs))
-    params, state, inputs = map(walk.bytes, kinds_stored)
-    held = walk.held
+    walk = max(each, key=lambda walk: sum(walk.stored.values()) + walk.walked().most)
+    stored, held = walk.stored, walk.held
     kinds = {kind.name.lower(): held.at_peak[kind] for kind in MemoryKind}
     grads = max(kinds["grads"], walk.bytes(gradients(program)))
     later = grads - kinds["grads"]
     return {
-        "params": params,
+        "params": stored["params"],
         "grads": grads,
-        "state": state,
-        "inputs": inputs,
+        "state": stored["state"],
+        "inputs": stored["inputs"],
         **{name: size for name, size in kinds.items() if name != "grads"},
         "grads_later": later,
-        "peak": params + state + inputs + held.most,
+        "peak": sum(stored.values()) + held.most,
         "peak_line": held.line,
     }
 
@@ -177,10 +175,11 @@ class MemoryWalk:
         return tuple(v for v in variables if not v.away)
 
     @property
-    def stored(self) -> int:
-        """The bytes of inputs, parameters and states."""
+    def stored(self) -> dict[str, int]:
+        """The bytes of parameters, states and inputs."""
         program = self.program
-        return self.bytes(self.in_memory((*program.params, *program.states, *program.inputs)))
+        roles = {"params": program.params, "state": program.states, "inputs": program.inputs}
+        return {role: self.bytes(self.in_memory(each)) for role, each in roles.items()}
 
     def bytes(self, variables: Iterable[Var]) -> int:
         """The bytes of variables on this device."""

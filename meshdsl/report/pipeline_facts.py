@@ -48,7 +48,7 @@ def piped(program: DeviceProgram) -> PipedFacts:
     schedule = table.schedule
     early = list(_early(pipeline))
     small = sum(map(len, schedule.rows)) <= MOST_ACTIONS
-    peaks = [walk.stored + walk.walked().most for walk in walks(program)]
+    peaks = [sum(walk.stored.values()) + walk.walked().most for walk in walks(program)]
     pipe = program.placed.pipe
     slices = pipe.cut.sizes if pipe is not None and pipe.cut is not None else ()
     facts: PipelineFacts = {

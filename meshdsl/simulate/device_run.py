@@ -25,6 +25,7 @@ from meshdsl.device.ir import (
     Var,
     Wait,
 )
+from meshdsl.device.live_memory import Amounts
 from meshdsl.device.memory import MemoryWalk
 from meshdsl.device.offloaded_updates import OffloadedUpdate
 from meshdsl.records import dataclass
@@ -94,7 +95,7 @@ class DeviceRun(MemoryWalk):
         self.events: list[Event] = []
         self.folded: list[Folded] = []
         self.flows: list[tuple[int, int]] = []
-        self.memory: list[tuple[int, int]] = []
+        self.memory: list[tuple[int, Amounts]] = []
         # The last event of the compute stream, and what the next one waits for.
         self.last: int | None = None
         self.arrived: list[int] = []
@@ -103,13 +104,13 @@ class DeviceRun(MemoryWalk):
         """The timeline, once everything was walked."""
         self._note(self.clock)
         ends = (self.clock, *self.free.values())
-        stored = self.stored
         return Timeline(
             self.program,
             self.timing,
             tuple(self.events),
             tuple(self.folded),
-            tuple((at, stored + size) for at, size in self.memory),
+            self.stored,
+            tuple(self.memory),
             tuple(self.flows),
             max(ends),
         )
@@ -231,11 +232,12 @@ class DeviceRun(MemoryWalk):
         self.events.append(event)
 
     def _note(self, at: int) -> None:
-        """Note the most memory since the last time, and what is held now."""
-        for size in (self.held.high, self.held.now):
-            if not self.memory or self.memory[-1][1] != size:
-                self.memory.append((at, size))
-        self.held.high = self.held.now
+        """Note the most memory since the last time, and what is held now, by kind."""
+        highest = self.held.at_high
+        self.held.begin_high()
+        for amounts in (highest, self.held.at_high):
+            if not self.memory or self.memory[-1][1] != amounts:
+                self.memory.append((at, amounts))
 
     # --- loops -----------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from meshdsl.device.ir import (
     Var,
     Wait,
 )
+from meshdsl.device.live_memory import Amounts, less, plus
 from meshdsl.device.memory import PassMemory
 from meshdsl.records import dataclass
 from meshdsl.schedule.table import Action
@@ -42,8 +43,8 @@ class Pass:
     events: Sequence[Event]
     folded: Sequence[Folded]
     flows: Sequence[tuple[int, int]]
-    memory: Sequence[tuple[int, int]]
-    held: int
+    memory: Sequence[tuple[int, Amounts]]
+    held: Amounts
     duration: int
     sent: int
 
@@ -149,7 +150,8 @@ class _Stage(DeviceRun):
         """Walk a pass as if it began at 0, and take what it did out of the timeline."""
         outside = {name: getattr(self, name) for name in PER_PASS}
         self._restart()
-        before, self.held.high = self.held.now, self.held.now
+        before = tuple(self.held.by_kind)
+        self.held.begin_high()
         pass_ = super()._pass(node, parts, kept)
         self._note(self.clock)
         kind = next(kind for kind, kind_parts in node.passes.items() if kind_parts == parts)
@@ -157,14 +159,14 @@ class _Stage(DeviceRun):
             self.events,
             self.folded,
             self.flows,
-            [(at, size - before) for at, size in self.memory],
-            self.held.now - before,
+            [(at, less(amounts, before)) for at, amounts in self.memory],
+            less(tuple(self.held.by_kind), before),
             self.clock,
             self.sent,
         )
         for name, value in outside.items():
             setattr(self, name, value)
-        self.held.high = self.held.now
+        self.held.begin_high()
         return pass_
 
     def _part(self, node: Pipeline, part: StagePhase) -> None:
@@ -197,7 +199,7 @@ class _Stage(DeviceRun):
 
     def _follow(self, node: Pipeline, found: TimedSchedule) -> None:
         """The passes of the row, with the gaps between them, and the messages beside them."""
-        begun, now = self.clock, self.held.now
+        begun, now = self.clock, tuple(self.held.by_kind)
         streams = {True: node.axis, False: way_back(node.axis)}
         free = dict.fromkeys(streams, begun)
         for slot in found.row(self.device):
@@ -218,7 +220,7 @@ class _Stage(DeviceRun):
             for kind, done in zip(kinds, self._of(node, slot.action), strict=True):
                 at = self.clock
                 self._put(done, at, now)
-                now += done.held
+                now = plus(now, done.held)
                 self.clock = at + done.duration
                 if passes_on and kind != "W" and leaves:
                     ready = max(at + done.sent, free[forward])
@@ -229,13 +231,13 @@ class _Stage(DeviceRun):
         """The messages that a pass of a stage waits for, if it begins with some."""
         return node.arriving(stage, forward) if node.node_stages else node.leaving(stage, forward)
 
-    def _put(self, done: Pass, at: int, held: int) -> None:
-        """A pass that begins at a time, when so much memory is held."""
+    def _put(self, done: Pass, at: int, held: Amounts) -> None:
+        """A pass that begins at a time, when so much memory of each kind is held."""
         number = len(self.events)
         self.events.extend(event.later(at) for event in done.events)
         self.flows.extend((one + number, other + number) for one, other in done.flows)
         self.folded.extend(replace(f, start=f.start + at, end=f.end + at) for f in done.folded)
-        self.memory.extend((at + when, held + size) for when, size in done.memory)
+        self.memory.extend((at + when, plus(held, amounts)) for when, amounts in done.memory)
 
     def _send(self, messages: Sequence[Move], stream: str, at: int) -> int:
         """Send messages one after the other; the time at which the last one is there."""

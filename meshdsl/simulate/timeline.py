@@ -22,6 +22,7 @@ from meshdsl.device.ir import (
     on_device,
     walk,
 )
+from meshdsl.device.live_memory import Amounts, MemoryKind
 from meshdsl.device.offloaded_updates import OffloadedUpdate, streamed, transfers
 from meshdsl.records import dataclass
 from meshdsl.schedule.times import TimedSchedule
@@ -105,16 +106,18 @@ class Folded:
 class Timeline:
     """One step of a device, from 0 to `ticks`.
 
-    `memory` are samples (time, bytes): each holds until the next. `flows` are pairs of the numbers
-    of events, of which the first lets the second begin. Of a pipeline it is one of a `stage`,
-    and `passes` are those of all stages, in ticks from the first one on.
+    `stored` are the bytes of parameters, states and inputs. `samples` are times, and what is held
+    beside them from then on. `flows` are pairs of the numbers of events, of which the first lets
+    the second begin. Of a pipeline it is one of a `stage`, and `passes` are those of all stages, in
+    ticks from the first one on.
     """
 
     program: DeviceProgram
     timing: Timing
     events: tuple[Event, ...]
     folded: tuple[Folded, ...]
-    memory: tuple[tuple[int, int], ...]
+    stored: Mapping[str, int]
+    samples: tuple[tuple[int, Amounts], ...]
     flows: tuple[tuple[int, int], ...]
     ticks: int
     stage: int | None = None
@@ -190,6 +193,24 @@ class Timeline:
     @cached_property
     def _updates(self) -> Mapping[Compute, OffloadedUpdate]:
         return streamed(self.program)
+
+    @cached_property
+    def memory(self) -> tuple[tuple[int, int], ...]:
+        """Times, and the bytes that are held from then on until the next."""
+        stored = sum(self.stored.values())
+        sizes = [(at, stored + sum(amounts)) for at, amounts in self.samples]
+        return tuple(
+            s
+            for s, before in zip(sizes, [None, *sizes], strict=False)
+            if not before or s[1] != before[1]
+        )
+
+    @property
+    def memory_by_kind(self) -> Iterator[tuple[float, dict[str, int]]]:
+        """The seconds, and the bytes of each kind from then on until the next."""
+        kinds = [kind.name.lower() for kind in MemoryKind]
+        for at, amounts in self.samples:
+            yield at / PER_SECOND, {**self.stored, **dict(zip(kinds, amounts, strict=True))}
 
     @cached_property
     def peak(self) -> tuple[int, float]:

@@ -32,5 +32,5 @@ def test_no_device_holds_more_than_the_memory_of_all(schedule: str) -> None:
     together = alike_devices(program, in_memory=True)
     assert sorted(d for devices in together for d in devices) == list(range(8))
     assert len(together) < 8
-    most = max(walk.stored + walk.walked().most for walk in walks(program))
+    most = max(sum(walk.stored.values()) + walk.walked().most for walk in walks(program))
     assert memory(program)["peak"] == most

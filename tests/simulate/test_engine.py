@@ -41,7 +41,10 @@ def stepped(layout: str, layers: int, unroll: bool = False, link: Level = LINKS)
 def test_the_peak_is_that_of_explain(case: Case) -> None:
     program = made(case).device
     timeline = simulate(program, flat(program))
-    assert timeline.peak[0] == memory(program)["peak"]
+    said = memory(program)
+    assert timeline.peak[0] == said["peak"]
+    kinds = max((each for _, each in timeline.memory_by_kind), key=lambda each: sum(each.values()))
+    assert kinds == {k: said[k] for k in kinds} | {"grads": said["grads"] - said["grads_later"]}
     consistent(timeline)
 
 

@@ -165,6 +165,17 @@ class Simulation(View):
         first, *others = simulated(self.json, sources, self._top)
         return (first, drawn, *others)
 
+    @property
+    def memory(self) -> tuple[tuple[float, dict[str, int]], ...]:
+        """Seconds, and the bytes of each kind (as in `Plan.memory`) from then on until the next.
+
+        >>> import meshdsl as md
+        >>> found = md.load("examples/mlp.mdsl").compile("square", "hybrid").simulate("h100")
+        >>> max(sum(kinds.values()) for _, kinds in found.memory) == found.peak[0]
+        True
+        """
+        return tuple(self.timeline.memory_by_kind)
+
     def trace(self, path: str) -> None:
         """Write the step as a trace, which https://ui.perfetto.dev shows."""
         written = trace_text(simulated_trace(self.timeline))
