@@ -21,7 +21,7 @@
 # %%
 from fractions import Fraction
 
-from course import Curves
+from figures import Plot
 
 import meshdsl as md
 
@@ -84,14 +84,17 @@ def bubbles(name, **options):
     return {n: 100 * float(each.bubble) for n, each in made.items()}
 
 
-Curves(
-    "idle time in percent, by micro-batches",
+Plot(
+    "idle time, by micro-batches",
     {
         "1F1B, GPipe": bubbles("one_f_one_b", late=True),
         "interleaved": bubbles("interleaved", times=halved, late=True),
         "zero bubble H1": bubbles("zb_h1"),
         "zero bubble V": bubbles("zb_v", times=halved),
     },
+    x="micro-batches",
+    y="percent",
+    log="x",
 )
 
 # %% [markdown]
@@ -119,7 +122,7 @@ stored = {
     name: {s: n / share.get(name, 1) for s, n in enumerate(each.in_flight)}
     for name, each in drawn.items()
 }
-Curves("micro-batches stored, by device", stored)
+Plot("activations stored, by device", stored, x="device", y="micro-batches")
 
 # %% [markdown]
 # ## Updates that do not wait
@@ -141,12 +144,14 @@ pipedream
 
 # %%
 two_bw = md.schedule("two_bw", stages=D, micro=12)
-Curves(
+Plot(
     "copies of the parameters, by stage",
     {
         name: {v["stage"]: v["copies"] for v in each.json["versions"]}
         for name, each in {"PipeDream": pipedream, "2BW": two_bw}.items()
     },
+    x="stage",
+    y="copies",
 )
 
 # %% [markdown]

@@ -22,7 +22,8 @@ from functools import cache
 from math import ceil
 
 import numpy as np
-from course import Curves, Routes, example, sent
+from course import example, sent
+from figures import Plot, Routes
 
 import meshdsl as md
 
@@ -109,7 +110,7 @@ for tokens, skew in ((32, 0), (128, 0), (512, 0), (512, 0.1)):
     name = f"{tokens} tokens" + (", skewed" if skew else "")
     factors = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
     curves[name] = {f: 100 * dropped(drawn, ceil(f * K * tokens / E)) for f in factors}
-Curves("choices dropped in percent, by capacity factor", curves)
+Plot("choices dropped", curves, x="capacity factor", y="percent")
 
 # %% [markdown]
 # In a large group chance evens out, so fewer are dropped. A router that prefers some experts needs
@@ -195,10 +196,10 @@ def trained(weight):
 
 
 results = {weight: trained(weight) for weight in (0, 0.1)}
-Curves("first choices in percent, by step: without a balance loss", results[0][0], 60)
+Plot("first choices, without a balance loss", results[0][0], x="step", y="percent", most=60)
 
 # %%
-Curves("first choices in percent, by step: with 0.1 · balance loss", results[0.1][0], 60)
+Plot("first choices, with 0.1 · balance loss", results[0.1][0], x="step", y="percent", most=60)
 
 # %%
 for weight, (history, error, lost) in results.items():

@@ -19,7 +19,7 @@
 # %%
 from functools import cache
 
-from course import Curves, MemoryOverTime
+from figures import MemoryOverTime, Plot
 
 import meshdsl as md
 
@@ -297,7 +297,7 @@ length = 8
 assert is_least(length) == is_least(4) == "Right!"
 lengths = (1, 2, 4, 8, 16, 32, 64)
 by_length = {"64 layers": {k: segmented(k) for k in lengths}}
-Curves("activations in GB, by length of a segment", by_length)
+Plot("activations, by length of a segment", by_length, x="layers in a segment", y="GB", log="x")
 
 # %% [markdown]
 # ## Exercise 3: 7 billion parameters on one device, in three ways

@@ -1,11 +1,19 @@
-"""Pictures that notebooks 9 and 10 draw: a `Plot` of curves and points on axes with numbers."""
+"""The pictures of the notebooks that the package does not draw. `save` writes one as SVG."""
 
 from html import escape
 from itertools import pairwise
 from math import ceil, floor, log10
 from pathlib import Path
+from typing import Any
 
-from course import LINES
+from meshdsl import Plan
+
+LINES = ("#1f5fbf", "#b3541e", "#2e7d4f", "#7a3fa0", "#8a6d00")
+"""The colours of curves."""
+
+
+DEVICES = ("#9ecae9", "#ffd28f", "#a8d8a0", "#d7bde2")
+"""The colours of devices, as in the pictures of plans; lines from a device are in `LINES`."""
 
 LEFT, TOP, WIDTH, HEIGHT = 64, 30, 430, 230
 """The pixels left of the axes, above them, and of the box between them."""
@@ -24,6 +32,15 @@ class Figure:
         Path(path).write_text(self._repr_svg_(), encoding="utf-8", newline="\n")
 
 
+def drawn(width: float, height: float, parts: list[str]) -> str:
+    """A picture of so many pixels, with a margin and a background."""
+    total = width + 16, height + 16
+    frame = f'width="{total[0]}" height="{total[1]}" viewBox="-8 -8 {total[0]} {total[1]}"'
+    back = f'<rect x="-8" y="-8" width="{total[0]}" height="{total[1]}" fill="#ffffff"/>'
+    style = 'font-family="sans-serif" font-size="12"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {style}>{back}{"".join(parts)}</svg>'
+
+
 class Axis:
     """Where a value is along an axis, from 0 to 1, and which values get a number."""
 
@@ -37,6 +54,7 @@ class Axis:
         base = least if least > most / 2 else 0.0
         step = 10.0 ** floor(log10(most - base or 1))
         step = next(s for s in (step / 5, step / 2, step, 2 * step) if (most - base) / s <= 7)
+        step = max(step, 1.0) if all(value == round(value) for value in values) else step
         first, last = floor(base / step + 1e-9), ceil(most / step - 1e-9)
         self.ends = (first * step, last * step)
         self.ticks = [n * step for n in range(first, last + 1)]
@@ -62,8 +80,8 @@ def decades(values: list[float]) -> list[float]:
 class Plot(Figure):
     """Curves and labelled points. `log` says which axes are logarithmic: "", "x", "y" or "xy".
 
-    Curves are `y` by `x`, points `(x, y)` by label, and dots points without one. As text it
-    is a list of the numbers.
+    Curves are `y` by `x`, points `(x, y)` by label, and dots points without one. The y axis
+    reaches `most`, where it is given. As text a plot is a list of the numbers.
     """
 
     def __init__(
@@ -75,9 +93,10 @@ class Plot(Figure):
         y: str = "",
         log: str = "",
         dots: list[tuple[float, float]] | None = None,
+        most: float | None = None,
     ) -> None:
         self.title, self.curves, self.points = title, curves, points or {}
-        self.dots = dots or []
+        self.dots, self.most = dots or [], most
         self.x, self.y, self.log = x, y, log
 
     def __repr__(self) -> str:
@@ -94,7 +113,8 @@ class Plot(Figure):
         every = [pair for each in self.curves.values() for pair in each.items()]
         every += [*self.points.values(), *self.dots]
         across = Axis([x for x, _ in every], "x" in self.log)
-        up = Axis([y for _, y in every], "y" in self.log)
+        ends = [] if self.most is None else [self.most]
+        up = Axis([*(y for _, y in every), *ends], "y" in self.log)
 
         def at(x: float, y: float) -> tuple[float, float]:
             return LEFT + across(x) * WIDTH, TOP + HEIGHT - up(y) * HEIGHT
@@ -130,12 +150,7 @@ class Plot(Figure):
             late = across(place[0]) > 0.8
             parts.append(text(a - 8 if late else a + 8, b + 4, name, "end" if late else "start"))
         wide = right + 24 + max((7 * len(name) for name in self.curves), default=0)
-        frame = f'width="{wide}" height="{bottom + 44}" viewBox="0 0 {wide} {bottom + 44}"'
-        font = 'font-family="sans-serif" font-size="12"'
-        back = f'<rect width="{wide}" height="{bottom + 44}" fill="#ffffff"/>'
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {font}>{back}{"".join(parts)}</svg>'
-        )
+        return drawn(wide, bottom + 44, parts)
 
 
 def text(
@@ -155,3 +170,162 @@ def number(value: float) -> str:
         if value >= size:
             return f"{value / size:.4g}{unit}"
     return f"{value:.4g}"
+
+
+class Routes(Figure):
+    """The slots of experts that tokens are sent to. As text it is a table of how many go where.
+
+    `dispatch[device, token, expert, slot]` is 1 where a token is in a slot of an expert, else 0.
+    Device `i` has the tokens `dispatch[i]` and expert `i`. A token has so many `choices`.
+    """
+
+    def __init__(self, dispatch: Any, choices: int) -> None:
+        self.dispatch, self.choices = dispatch, choices
+
+    def __repr__(self) -> str:
+        sent = self.dispatch.sum(axis=(1, 3)).astype(int)
+        dropped = self.choices * self.dispatch.shape[1] - sent.sum(axis=1)
+        head = "".join(f"  expert {e}" for e in range(sent.shape[1]))
+        rows = [
+            f"device {d} sends to{''.join(f'{n:10}' for n in row)}{dropped[d]:9}"
+            for d, row in enumerate(sent)
+        ]
+        return "\n".join([f"{'':17}{head}  dropped", *rows])
+
+    def _repr_svg_(self) -> str:
+        devices, tokens, experts, slots = self.dispatch.shape
+        row, gap, right, top = 17, 16, 370, 22
+        places = devices * slots
+        height = max(tokens, places) * row + gap
+        parts = [
+            f'<text x="{x}" y="12" font-weight="bold">{said}</text>'
+            for x, said in ((0, "tokens of a device"), (right, "slots of its expert"))
+        ]
+        boxes, lines = [], []
+        for d in range(devices):
+            down = top + d * height + (height - gap - tokens * row) / 2
+            parts.append(f'<text x="0" y="{down + tokens * row / 2 + 4:.0f}">device {d}</text>')
+            for t in range(tokens):
+                y = down + t * row
+                lost = int(self.choices - self.dispatch[d, t].sum())
+                boxes.append(_box(140, y, DEVICES[d], str(t)))
+                if lost:
+                    said = f"{lost} dropped"
+                    boxes.append(f'<text x="74" y="{y + 12:.0f}" fill="#b00020">{said}</text>')
+                for e, s in zip(*self.dispatch[d, t].nonzero(), strict=True):
+                    to = top + e * height + (height - gap - places * row) / 2
+                    to += (d * slots + s) * row + row / 2
+                    dash = ' stroke-dasharray="3 3"' if d == e else ""
+                    start, bend = y + row / 2, (168 + right) / 2
+                    way = f"M168 {start:.0f} C{bend:.0f} {start:.0f}"
+                    way += f" {bend:.0f} {to:.0f} {right} {to:.0f}"
+                    look = f'fill="none" stroke="{LINES[d]}" stroke-width="1.4"{dash}'
+                    lines.append(f'<path d="{way}" {look}/>')
+        for e in range(experts):
+            down = top + e * height + (height - gap - places * row) / 2
+            for d in range(devices):
+                for s in range(slots):
+                    there = self.dispatch[d, :, e, s].nonzero()[0]
+                    fill, said = (DEVICES[d], str(there[0])) if len(there) else ("#ffffff", "")
+                    boxes.append(_box(right, down + (d * slots + s) * row, fill, said))
+            used = int(self.dispatch[:, :, e].sum())
+            y = down + places * row / 2
+            parts.append(f'<text x="{right + 40}" y="{y:.0f}">device {e}, expert {e}:</text>')
+            parts.append(f'<text x="{right + 40}" y="{y + 16:.0f}">{used} of {places} slots</text>')
+        said = (
+            "dashed: stays on its device; white: an empty slot, which is sent and multiplied, too"
+        )
+        bottom = top + devices * height
+        parts.append(f'<text x="0" y="{bottom + 8}" fill="#57606a">{said}</text>')
+        return drawn(right + 160, bottom + 16, [*parts, *lines, *boxes])
+
+
+def _box(x: float, y: float, fill: str, said: str) -> str:
+    """A token or a slot, with its number."""
+    look = f'width="28" height="14" fill="{fill}" stroke="#57606a" stroke-width="0.8"'
+    number = (
+        f'<text x="{x + 14}" y="{y + 11.5:g}" text-anchor="middle" font-size="11">{said}</text>'
+    )
+    return f'<rect x="{x}" y="{y + 1:g}" {look}/>{number}'
+
+
+KINDS = {
+    "params": ("parameters", "#ddce6a"),
+    "state": ("state", "#e0cbef"),
+    "grads": ("gradients", "#8ccf7e"),
+    "new_grads": ("new gradients", "#bfe5b6"),
+    "gathered": ("gathered parameters", "#ef8f86"),
+    "activations": ("activations", "#7fb2e5"),
+    "updates": ("temporaries of the update", "#c79be0"),
+    "buffers": ("buffers", "#fbfbfc"),
+}
+"""The kinds of memory from the bottom of a picture to its top: name and colour."""
+
+
+class MemoryOverTime(Figure):
+    """A picture of the memory of a device in a step, by kind, for plans by name. As text a table.
+
+    Times are those of a simulated step on a cluster. Plans have one scale of time and one of bytes.
+    """
+
+    def __init__(self, cluster: str = "h100", **plans: Plan) -> None:
+        steps = {name: plan.simulate(cluster, unroll=True) for name, plan in plans.items()}
+        self.samples = {
+            name: [(1e3 * at, {k: kinds[k] for k in KINDS}) for at, kinds in step.memory]
+            for name, step in steps.items()
+        }
+
+    def __repr__(self) -> str:
+        rows = [["MB at the peak", *(name for name, _ in KINDS.values()), "total"]]
+        for name, samples in self.samples.items():
+            most = max((each for _, each in samples), key=lambda each: sum(each.values()))
+            amounts = [*most.values(), sum(most.values())]
+            rows.append([name, *(f"{n / 1e6:,.0f}" for n in amounts)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
+        )
+
+    def _repr_svg_(self) -> str:
+        left, width, height, step = 120, 520, 90, 122
+        ends = [samples[-1][0] for samples in self.samples.values()]
+        sums = [sum(each.values()) for s in self.samples.values() for _, each in s]
+        across, up = width / max(ends), height / max(sums)
+        parts, x = [], 0.0
+        there = [k for k in KINDS if any(e[k] for s in self.samples.values() for _, e in s)]
+        for kind in there:
+            parts.append(f'<rect x="{x:g}" y="0" width="11" height="11" {_look(kind)}/>')
+            parts.append(f'<text x="{x + 15:g}" y="10" font-size="11">{KINDS[kind][0]}</text>')
+            x += 28 + 6 * len(KINDS[kind][0])
+        for number, (name, samples) in enumerate(self.samples.items()):
+            bottom = 24 + number * step + height
+            most = max(sum(each.values()) for _, each in samples)
+            said = f"{most / 1e6:,.0f} MB at most"
+            parts.append(f'<text x="0" y="{bottom - height + 12}">{escape(name)}</text>')
+            small = 'font-size="11" fill="#57606a"'
+            parts.append(f'<text x="0" y="{bottom - height + 28}" {small}>{said}</text>')
+            columns: dict[int, dict[str, int]] = {}
+            for at, each in samples:  # in each pixel the moment with the most
+                column = int(at * across)
+                before = columns.get(column, {})
+                if sum(each.values()) >= sum(before.values()):
+                    columns[column] = each
+            for kind in reversed(there):
+                below = list(KINDS)[: list(KINDS).index(kind) + 1]
+                line = f"M{left} {bottom}"
+                for column, each in sorted(columns.items()):
+                    y = bottom - up * sum(each[k] for k in below)
+                    line += f" H{left + column} V{y:.1f}"
+                end = left + samples[-1][0] * across
+                parts.append(f'<path d="{line} H{end:.1f} V{bottom} Z" {_look(kind)}/>')
+            parts.append(f'<path d="M{left} {bottom} h{width}" stroke="#57606a"/>')
+            took = f"{samples[-1][0]:.1f} ms"
+            at = left + samples[-1][0] * across
+            small += ' text-anchor="end"'
+            parts.append(f'<text x="{at:.0f}" y="{bottom + 14}" {small}>{took}</text>')
+        return drawn(max(left + width + 10, x), 24 + len(self.samples) * step, parts)
+
+
+def _look(kind: str) -> str:
+    """How a kind of memory is drawn."""
+    return f'fill="{KINDS[kind][1]}" stroke="#1b1f24" stroke-width="0.5"'
