@@ -220,8 +220,8 @@ class LiveMemory:
         noted = self.names.noted
         self._note_in(outside | noted)
         change = self.most - before, self.line, self.high - before, self.now - before
-        then = self.at_peak, self.at_high, tuple(self.by_kind)
-        kinds = tuple(less(each, begun) for each in then)
+        at_peaks = less(self.at_peak, begun), less(self.at_high, begun)
+        kinds = *at_peaks, less(tuple(self.by_kind), begun)
         if looked is not None and noted.issubset(looked):
             self.effects[about, state] = self._effect(change, kinds, looked, blocks, holders)
         else:
@@ -262,7 +262,7 @@ class LiveMemory:
     def _effect(
         self,
         found: tuple[int, int, int, int],
-        kinds: tuple[Amounts, ...],
+        kinds: tuple[Amounts, Amounts, Amounts],
         looked: tuple[str, ...],
         blocks: list[MemoryBlock],
         holders: list[int],
