@@ -210,10 +210,9 @@ def _bad_word(at: Situation) -> Diagnostic | None:
     if token is None or not token.type.startswith("BAD"):
         return None
     if token.type == "BAD_NAME":
-        help_ = "names are made of the letters a to z, A to Z, digits and `_`"
+        letters = "names are made of the letters a to z, A to Z, digits and `_`"
         fixes, message = _in_ascii(at, str(token)), f"`{token}` is not an ASCII name"
-        help_ = advice(fixes, help_) or help_
-        return Diagnostic("MD0013", message, at.span, help=help_, fixes=fixes)
+        return Diagnostic("MD0013", message, at.span, help=advice(fixes, letters), fixes=fixes)
     if token.type == "BAD_NUMBER":
         slip = "write integers as `4096` or `4_096`, floats as `0.5` or `1e-3`"
         if token[0].isdecimal() and token.lstrip("0123456789_").isidentifier():
@@ -223,9 +222,9 @@ def _bad_word(at: Situation) -> Diagnostic | None:
         return Diagnostic("MD0007", message, at.span, help=advice(fixes, slip), fixes=fixes)
     if token.type == "BAD_STRING":
         fixes = _closed_string(at)
-        help_ = advice(fixes, 'a string ends with `"` on the line it begins on')
+        ends = 'a string ends with `"` on the line it begins on'
         message = "this string is not closed"
-        return Diagnostic("MD0009", message, at.span, help=help_, fixes=fixes)
+        return Diagnostic("MD0009", message, at.span, help=advice(fixes, ends), fixes=fixes)
     return _bad_character(at, str(token))
 
 
