@@ -122,7 +122,6 @@ ESCAPED = {
     "meshdsl/cli/app.py": "the version",
     "meshdsl/cli/common.py": "what escapes",
     "meshdsl/cli/compare.py": "a document, which is escaped",
-    "meshdsl/cli/explain.py": "the explanation of a code",
     "meshdsl/cli/rows.py": "placements of an operator of the registry",
 }
 """The files of commands that print without `say` or `say_text`, and what."""
