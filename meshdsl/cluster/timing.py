@@ -403,8 +403,8 @@ def refuse_uneven(cluster: Cluster, mesh: Mesh, span: Span | None = None) -> Non
         n for n in groups if stride < n < stride * sizes[last] and not _fits(n, stride, sizes[last])
     )
     message = (
-        f"the {sizes[last]} devices of axis `{axis}`, numbered {stride} apart, are spread unevenly "
-        f"over the groups of {cut} devices of {cluster.name}"
+        f"the {sizes[last]} devices of axis `{axis}` are spread unevenly over the groups of {cut} "
+        f"devices of {cluster.name}"
     )
     nearest = _nearest(cluster, sizes)
     named = zip(mesh.names, nearest or (), strict=False)

@@ -89,7 +89,7 @@ def _whole(stack: Var, pipe: Piped, program: DeviceProgram) -> Var:
     if value.type.has(dim) and value.type.size(dim) % ways:
         size = value.type.size(dim)
         message = f"`{dim}` of a micro-batch, of size {size}, does not divide over {ways} devices"
-        fail("MD0331", message, pipe.use.span, help="take fewer micro-batches, or a larger batch")
+        fail("MD0331", message, pipe.use.span, help="use fewer micro-batches, or a larger batch")
     own_dims = (d for d in value.type.dims if d.name != pipe.micro)
     dims = tuple(replace(d, size=d.size * count) if d.name == dim else d for d in own_dims)
     type_ = replace(value.type, dims=dims)
@@ -133,8 +133,8 @@ def _check_stored(node: Node, pipe: Piped) -> None:
     if isinstance(node, Move) and pipe.axis in node.step.axes:
         assert pipe.use is not None, "updates on the way are those of a schedule"
         message = f"`{node.source.value.label}` is not stored where its stage updates it"
-        help = f"leave out the rule for `params` that goes over `{pipe.axis}`, or write the axis "
-        help += f"behind it: `params: {pipe.dim} -> ({pipe.axis}, data)`"
+        help = f"leave out the rule for `params` over `{pipe.axis}`, or write the axis "
+        help += f"first: `params: {pipe.dim} -> ({pipe.axis}, data)`"
         fail("MD0335", message, pipe.use.span, help=help)
 
 
@@ -206,12 +206,12 @@ class _Updates:
                 home = owners.home(var)
                 if part in WEIGHTS and pipeline.schedule.halves and pipeline.changes:
                     message = f"`{var.value.label}` is read in the second half of a backward pass, "
-                    message += "which may come behind an update"
-                    self._refuse(message, "write B for I and W, or take `weights=stashed`")
+                    message += "which may come after an update"
+                    self._refuse(message, "write B instead of I and W, or use `weights=stashed`")
                 if home not in ("every", part.stages):
                     name = f"`{var.value.label}`"
-                    message = f"{name} is updated on the {home} stage, and others read it as well"
-                    help = "hand on what is made of it, as what the loop carries; or "
+                    message = f"{name} is updated on the {home} stage, and other stages read it"
+                    help = "pass what is computed from it through the loop; or "
                     help += "`meshdsl train --engine reference` trains by this table"
                     fail("MD0335", message, node.span, help=help)
 
@@ -334,8 +334,10 @@ class _Owners:
             self.homes.setdefault(self._root(carry.result), set()).update(adds)
         for var in stored:
             if len(self.homes.get(self._root(var), ())) > 1:
-                message = f"`{var.value.label}` has gradients on several stages, which update apart"
-                help = "take a schedule without updates on the way: `one_f_one_b`"
+                message = (
+                    f"`{var.value.label}` has gradients on several stages, which update separately"
+                )
+                help = "use a schedule that updates at the end of a step: `one_f_one_b`"
                 fail("MD0337", message, use.span, help=help)
 
     def _join(self, one: Var, other: Var) -> None:

@@ -194,10 +194,10 @@ class _Cutting:
         name = f"`{var.value.label}`" if var.value.name else "a value"
         _refuse(
             "MD0331",
-            f"`{dim}` of {name} is not on the devices of the inputs, whose blocks are cut into "
-            f"{self.parts}",
+            f"{name} splits `{dim}` over other axes than another input does, and both are divided "
+            f"into {self.parts}",
             var.value.span,
-            Related(self.cut.span, "cut here"),
+            Related(self.cut.span, "divided here"),
             help="split the dim over the same axes everywhere, or over none",
         )
 
@@ -207,11 +207,11 @@ class _Cutting:
         name = f"`{var.value.label}`" if var.value.name else "a value"
         _refuse(
             "MD0331",
-            f"{what} needs `{dim}` of {name} in its order, and a micro-batch has a block of each "
-            f"device of {over}",
+            f"{what} depends on the order of `{dim}` in {name}, and a micro-batch has one block "
+            f"from each device of {over}",
             span,
-            Related(self.cut.span, "cut here"),
-            help=f"do it where `{dim}` is split over {over}, as in the inputs; or take 1 "
+            Related(self.cut.span, "divided here"),
+            help=f"compute it where `{dim}` is split over {over}, as in the inputs; or use 1 "
             "micro-batch",
         )
 
@@ -254,7 +254,7 @@ class _Cutting:
             "MD0331",
             f"`slices=` are of `{', '.join(self.cut.dims)}`, and `{dim}` of {name} is {what}",
             var.value.span,
-            Related(self.cut.span, "cut here"),
+            Related(self.cut.span, "divided here"),
             help=help,
         )
 
@@ -397,7 +397,7 @@ class _Cutting:
             "MD0342",
             f"{lookup(node.name).words} of a slice of `{dims}` reads earlier slices, and {what}",
             node.span,
-            Related(self.cut.span, "cut here"),
+            Related(self.cut.span, "divided here"),
             help=None if fixes else help,
             fixes=fixes,
         )
@@ -510,18 +510,19 @@ class _Cutting:
         if mask := self._missing_mask(node, have):
             help += f"{mask}; or "
         fixes = () if help else cut_into(self.cut.span, 1)
-        help += "" if fixes else "take 1 micro-batch; "
+        help += "" if fixes else "use 1 micro-batch; "
         if program.goal is not None:
             each = "" if may_be_batches(program, self.cut.micro) else ", each=true"
             help += (
                 f"or end the layout with `with {self.cut.name}` and write "
-                f"`accumulate={self.cut.micro}{each}` to the optimizer: each batch then has its own"
+                f"`accumulate={self.cut.micro}{each}` to the optimizer: it is then computed for "
+                "each batch"
             )
         _refuse(
             "MD0332",
-            f"{what}, which is cut into {self.parts}",
+            f"{what}, which is divided into {self.parts}",
             var.value.span if sums else node.span,
-            Related(self.cut.span, "cut here"),
+            Related(self.cut.span, "divided here"),
             help=advice(fixes, help.removesuffix("; ")),
             fixes=fixes,
         )
@@ -704,7 +705,7 @@ class _Cutting:
             "MD0333",
             f"{self._left(node)}, the {part.op} over micro-batches",
             node.ins[0].value.span,
-            Related(self.cut.span, "cut here"),
+            Related(self.cut.span, "divided here"),
             help="return what it is taken of, or a sum or a mean",
         )
 

@@ -187,13 +187,13 @@ def _check_loops(micro: DeviceLoop, pipe: Piped) -> None:
         return
     if not counts["forward"]:
         message = f"the loop over `{pipe.dim}` reads nothing of a micro-batch"
-        help = f"store it so, without a pipeline: `params: {pipe.dim} -> {pipe.axis}`"
+        help = f"split only the stored parameters: `params: {pipe.dim} -> {pipe.axis}`"
     elif not counts["backward"] and not alone:
         message = f"no gradient of a micro-batch goes back through the loop over `{pipe.dim}`"
-        help = f"store it so, without a pipeline: `params: {pipe.dim} -> {pipe.axis}`"
+        help = f"split only the stored parameters: `params: {pipe.dim} -> {pipe.axis}`"
     else:
         message = f"a micro-batch goes through the loop over `{pipe.dim}` twice"
-        help = "write `recompute` inside of the loop, and no `grad` of what it makes"
+        help = "write `recompute` inside of the loop, and no `grad` of its results"
     fail("MD0907", message, pipe.span, help=help)
 
 
@@ -205,7 +205,7 @@ def _check_sums(loop: DeviceLoop) -> None:
     for carry in loop.carries:
         if carry.next.name != carry.inside.name:
             message = f"`{carry.inside.value.label}` is not added up in place over micro-batches"
-            help = "leave the rule out that places it otherwise than what is added to it"
+            help = "remove the rule that places it differently from its summands"
             fail("MD0330", message, carry.next.value.span, help=help)
 
 
@@ -317,12 +317,12 @@ def _table(program: DeviceProgram, pipe: Piped, micro: int) -> Verified:
     if table.schedule.updates:
         # Else it is the step of one update, which `Compilation` makes another program of.
         if goal is None or goal.taken is None:
-            message = f"`{pipe.use.name}` updates stages on the way, which is not read here yet"
-            help = "`explain`, `run` and `train` do; or take `one_f_one_b`"
+            message = f"`{pipe.use.name}` is asynchronous, which is not supported here yet"
+            help = "`explain`, `run` and `train` support it; or use `one_f_one_b`"
             fail("MD0335", message, pipe.use.span, help=help)
     if missing := not_built(table, not pipe.count):
-        message = f"`{pipe.use.name}` is not built yet: {missing}"
-        fail("MD0335", message, pipe.use.span, help="take one_f_one_b, interleaved or zb_v")
+        message = f"devices cannot run `{pipe.use.name}` yet: {missing}"
+        fail("MD0335", message, pipe.use.span, help="use `one_f_one_b`, `interleaved` or `zb_v`")
     return table
 
 
@@ -398,19 +398,23 @@ class _PhaseAssignment:
             undivided += [] if all(map(self._is_split, node.makes)) else stacks
         if undivided:
             message = (
-                f"{_named(undivided[0])}, of which each stage has a part, is read behind the loop"
+                f"{_named(undivided[0])} is read after the loop, and each stage has only its own "
+                "layers of it"
             )
-            help = "hand it on from iteration to iteration, as what the loop carries"
+            help = "pass it through the loop: assign it before the loop, and in each iteration"
             if self.pipe.cut is None:  # else what depends on no sample is computed before them
                 name = self.pipe.use.name if self.pipe.use else "one_f_one_b"
                 help = (
-                    f"cut the batch, `with {name}[batch](8)`, in place of `accumulate`; or {help}"
+                    f"divide the batch, `with {name}[batch](8)`, instead of `accumulate`; or {help}"
                 )
             fail("MD0330", message, node.span, help=help)
         if part in ENDS and split:
             dim, stage = self.pipe.dim, part.stages
-            message = f"{_named(split[0])} has all of `{dim}`, and is made on the {stage} stage"
-            help = f"read what has all of `{dim}` inside of the loop, or give it another dim"
+            message = (
+                f"{_named(split[0])} has all of `{dim}`, and would be computed on the {stage} "
+                "stage, which has only its own layers"
+            )
+            help = f"read such tensors inside of the loop, or give them another dim than `{dim}`"
             fail("MD0330", message, node.span, help=help)
 
     def _is_split(self, var: Var) -> bool:
@@ -484,12 +488,12 @@ class _PhaseAssignment:
         ):
             return
         name = _named(var)
-        readers = "all stages" if part.stages == "every" else f"the {part.stages} one"
+        readers = "all stages" if part.stages == "every" else f"the {part.stages} stage"
         fail(
             "MD0330",
-            f"{name} on the {maker_part.stages} stage is read on {readers}",
+            f"{name} is computed on the {maker_part.stages} stage, and read on {readers}",
             node.span,
-            help="leave the loop's dim whole, or compute the value inside of the loop",
+            help="compute it inside of the loop, or do not split the loop's dim",
         )
 
 

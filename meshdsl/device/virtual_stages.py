@@ -134,11 +134,11 @@ class _Chunks:
         assert use is not None, "a schedule has several stages on a device"
         fail(
             "MD0335",
-            f"`{self.pipe.dim}` of `{var.value.label}` is split over {further} too, which is not "
-            f"built yet behind each pass of several stages on a device, as `{use.name}` has them",
+            f"`{self.pipe.dim}` of `{var.value.label}` is split over {further} too, which "
+            f"`reduce=each` cannot do yet with several stages on a device (`{use.name}`)",
             use.span,
-            help="leave `reduce=each` out, let the rule split another dim, or take a schedule of "
-            "one stage a device",
+            help="leave out `reduce=each`, let the rule split another dim, or use a schedule with "
+            "one stage on each device",
         )
 
     # --- nodes -----------------------------------------------------------------------------------

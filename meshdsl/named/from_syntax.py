@@ -302,8 +302,8 @@ class ProgramBuilder:
             fail("MD0104", message, name.span, where, fixes=fixes)
         if node.target.dims is None:
             at = Span(name.span.source, name.span.end, name.span.end)
-            fixes = (Fix(f"write `param {name.text}[]`: a scalar", (Edit(at, "[]"),), safe=False),)
-            help = advice(fixes, f"or its dims: `param {name.text}[dims]`")
+            fixes = (Fix(f"write `param {name.text}[]` for a scalar", (Edit(at, "[]"),), safe=False),)
+            help = advice(fixes, f"or name its dims: `param {name.text}[dims]`")
             fail("MD0250", "a parameter needs its dims", node.span, help=help, fixes=fixes)
         (dims, is_open), dtype = both(
             partial(self.dim_list, node.target.dims, scope), partial(self.dtype, node.dtype)

@@ -27,7 +27,7 @@ def count_of(program: NamedProgram, pipe: Piped) -> int:
 def part_of(program: NamedProgram, cut: Microbatching) -> int:
     """The size of the dim that is cut in a micro-batch. Raises MD0331 and MD0337."""
     if len(cut.dims) > 1:
-        message = "updates on the way cut one dim, and the schedule names several"
+        message = "an asynchronous schedule divides one dim, and this one names several"
         fail("MD0337", message, cut.span, help=f"write `{cut.name}[{cut.dims[0]}](…)`")
     (dim,) = cut.dims
     size = next((v.type.size(dim) for v in program.inputs if v.type.has(dim)), None)
@@ -35,7 +35,7 @@ def part_of(program: NamedProgram, cut: Microbatching) -> int:
         message = f"no input has the dim `{dim}` that the schedule cuts"
         fail("MD0337", message, cut.span, help="cut a dim of the inputs")
     if size % cut.micro:
-        message = f"`{dim}` of size {size} does not divide into {cut.micro} parts"
+        message = f"`{dim}` of size {size} does not divide into {cut.micro} micro-batches"
         help = f"give it a multiple of {cut.micro}, or take fewer micro-batches"
         fail("MD0331", message, cut.span, help=help)
     return size // cut.micro
@@ -53,7 +53,7 @@ def check_sizes(whole: NamedProgram, part: NamedProgram, cut: Microbatching | No
 def _check_size(whole: Value, part: Value, dim: str) -> None:
     stored = whole.role == "param" and whole.type.has(dim)
     if stored or whole.type.without(dim) != part.type.without(dim):
-        message = f"the size of `{whole.label}` follows from `{dim}`, which is cut"
+        message = f"the size of `{whole.label}` follows from `{dim}`, which is divided"
         fail("MD0337", message, whole.span, help="give it a dim of its own size")
 
 
@@ -62,13 +62,13 @@ def check_built(pipe: Piped, away: str) -> None:
     assert pipe.use is not None, "updates on the way are those of a schedule"
     if away:
         message = (
-            f"`{pipe.use.name}` updates states several times in a step, and they lie on {away}"
+            f"`{pipe.use.name}` updates states during a step, and they are stored on the {away}"
         )
         help = f"leave out the rule `state: memory = {away}`, or take a schedule like `one_f_one_b`"
         fail("MD0335", message, pipe.use.span, help=help)
     if pipe.count:
-        message = f"`{pipe.use.name}` updates stages on the way, and rules cut this network"
-        help = "updates on the way need the stages of a loop, `layers -> pipe`; or take one_f_one_b"
+        message = f"`{pipe.use.name}` is asynchronous, and needs the stages of a loop, not of rules"
+        help = "split the dim of a loop, `layers -> pipe`; or use `one_f_one_b`"
         fail("MD0335", message, pipe.use.span, help=help)
 
 
@@ -78,25 +78,29 @@ def check_devices(part: NamedProgram, pipe: Piped, table: Verified) -> None:
     assert use is not None, "updates on the way are those of a schedule"
     reference = "`meshdsl train --engine reference` trains by this table"
     if table.schedule.micro == 1:
-        message = f"`{use.name}` of one micro-batch updates once, behind all of it"
-        fail("MD0335", message, use.span, help="take `one_f_one_b`, or more micro-batches")
+        message = f"`{use.name}` with one micro-batch updates once: it is not asynchronous"
+        fail("MD0335", message, use.span, help="use `one_f_one_b`, or more micro-batches")
     if any(len(held) > 1 for held in table.held):
-        message = f"`{use.name}` updates several stages of a device, which is not built yet"
-        fail("MD0335", message, use.span, help=f"take a stage on each; or {reference}")
+        message = (
+            f"devices cannot yet run `{use.name}`, asynchronous with several stages on a device"
+        )
+        fail("MD0335", message, use.span, help=f"put one stage on each device; or {reference}")
     if use.recompute and table.changes:
-        message = f"passes of `{use.name}` read several versions, and keep nothing of any"
-        help = "leave `recompute=stage` out; `recompute { … }` blocks are of one version"
+        message = f"recomputed passes of `{use.name}` would read parameters already updated"
+        help = "leave out `recompute=stage`; `recompute { … }` blocks in the loop are allowed"
         fail("MD0335", message, use.span, help=help)
     if table.schedule.weights == "corrected" and any(s.is_copy for s in part.states):
-        message = "steps of parameters that have a copy in f32 are not corrected yet"
+        message = f"`{use.name}` cannot correct steps of parameters that have a copy in f32 yet"
         fail("MD0335", message, use.span, help=f"leave `compute=` out; or {reference}")
     for output in part.outputs:
         if output.value.type.dims:
-            message = f"`{output.name}` is returned of each micro-batch, and no device joins them"
-            help = f"take a number: its mean, for example; or {reference}"
+            message = (
+                f"`{output.name}` is returned by each micro-batch, which devices cannot join yet"
+            )
+            help = f"return a number, such as its mean; or {reference}"
             fail("MD0335", message, output.span, help=help)
     if any(v.role == "seed" for v in part.inputs) and pipe.cut is not None:
-        message = "random numbers differ from batch to batch, and no device cuts their seed yet"
+        message = "asynchronous schedules cannot draw random numbers for each micro-batch yet"
         help = f"let the optimizer accumulate the batches; or {reference}"
         fail("MD0335", message, use.span, help=help)
 
@@ -106,9 +110,9 @@ def check_table(pipe: Piped, table: Verified) -> None:
     rows = [a for row in table.schedule.rows for a in row if a.kind == "U"]
     counts = {sum(a.stage == s for a in rows) for s in range(table.schedule.stages)}
     if len(counts) > 1:
-        message = "stages update unequally often, and the optimizer counts one number of steps"
+        message = "stages have different numbers of updates, but the optimizer has one counter"
         span = pipe.use.span if pipe.use else pipe.span
-        fail("MD0337", message, span, help="give each stage as many updates")
+        fail("MD0337", message, span, help="give all stages the same number of updates")
 
 
 def check_apart(part: NamedProgram, pipe: Piped, table: Verified) -> None:
@@ -135,7 +139,7 @@ def taken(pipe: Piped, table: Verified) -> int:
                 counts.add(waiting)
                 waiting = 0
     if len(counts) > 1:
-        message = f"updates of `{pipe.use.name}` take the gradients of unequally many micro-batches"
-        help = "take as many each time; `meshdsl train --engine reference` trains by this table"
+        message = f"updates of `{pipe.use.name}` take different numbers of micro-batches"
+        help = "make them equal; or `meshdsl train --engine reference` trains by this table"
         fail("MD0335", message, pipe.use.span, help=help)
     return counts.pop()

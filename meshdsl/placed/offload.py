@@ -48,7 +48,7 @@ def _with_states_away(program: NamedProgram, layout: Layout) -> NamedProgram:
         _refuse_states(program, setting, "the optimizer keeps no state of a parameter")
     undivided = next((v for v in away if not _is_in_chunks(v, program)), None)
     if undivided is not None:
-        _refuse_states(program, setting, f"the update reads `{undivided.name}` as a whole")
+        _refuse_states(program, setting, f"the update reads all of `{undivided.name}` at once")
     states = tuple(
         replace(s, away=setting.value if s.value in away else "") for s in program.states
     )
@@ -173,7 +173,7 @@ def _check_update(program: NamedProgram, layout: Layout, setting: Setting, param
         help = "leave the setting out, or take `sgd`, `momentum`, `adam` or `adamw`: "
         help += "their updates go element by element"
         related = Related(where, "the update is chosen here")
-        _refuse(setting, f"the update reads `{name}` as a whole", help, related)
+        _refuse(setting, f"the update reads all of `{name}` at once", help, related)
 
 
 def _is_in_chunks(value: Value, program: NamedProgram) -> bool:

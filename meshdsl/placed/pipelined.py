@@ -204,7 +204,9 @@ def piped(program: NamedProgram, layout: Layout) -> Piped | None:
                 if len(axes) > 1:
                     one = replace(rule, axes=axes[:1], written=())
                     help = _with_rest(f"write `{one}`", program, layout, rule, one)
-                    _refuse(f"`{rule}` is no pipeline", rule.span, help)
+                    _refuse(
+                        f"a pipeline has one axis, and `{rule}` names {len(axes)}", rule.span, help
+                    )
                 accumulates = bool(program.goal and program.goal.optimizer.accumulate > 1)
                 if len(around) > accumulates:
                     message = f"the loop over `{loop.dim.name}` is inside of another loop"
@@ -256,7 +258,9 @@ def _with_micro_batches(
     dim = loop.dim.name
     if not any(s.outer.source.role == "param" for s in loop.stacked):
         return (removal(rule.span, REMOVE),), None
-    stored = Fix.write(rule.span, f"params: {dim} -> {rule.axes[0]}", safe=False)
+    text = f"params: {dim} -> {rule.axes[0]}"
+    words = f"write `{text}`, which splits only the stored parameters"
+    stored = replace(Fix.write(rule.span, text, safe=False), said=words)
     schedule = ending_with_micro_batches(program, layout, dim)
     if not schedule or layout.schedule is not None:
         return (stored,), None
@@ -291,8 +295,8 @@ def _instead_of(pin: Pin, program: NamedProgram, layout: Layout) -> str:
 def _refuse_one_stage(use: ScheduleUse | None, rule: Rule, loop: NamedLoop) -> None:
     """Raise MD0335 for updates on the way where all stages are one: these are ordinary steps."""
     if rule.dim == loop.dim.name and rule.axes and use is not None and use.asynchronous:
-        message = f"`{use.name}` updates stages on the way, and `{rule}` makes one stage of all"
-        help = "give the axis more devices; or leave the schedule out, and take smaller batches"
+        message = f"`{use.name}` is asynchronous and needs several stages, but `{rule}` gives one"
+        help = "give the axis more devices; or leave out the schedule, and use smaller batches"
         fail("MD0335", message, use.span, Related(rule.span, "the rule"), help=help)
 
 
@@ -314,7 +318,7 @@ def not_built(table: Verified, stored: bool = True) -> str:
     """What is not built yet of a table's stages, where devices have `stored` them; or nothing."""
     counts = [*map(len, table.held)]
     if sum(counts) == table.schedule.stages:
-        return "devices have unequally many stages" if stored and len({*counts}) > 1 else ""
+        return "devices have different numbers of stages" if stored and len({*counts}) > 1 else ""
     if len({_shared(table, micro) for micro in range(table.schedule.micro)}) > 1:
         return "some micro-batches stay on a device where others leave it"
     fits = not stored or pairs_of(table)
@@ -495,7 +499,7 @@ def check_axis(program: NamedProgram, layout: Layout, found: Piped) -> None:
         if found.axis in axes and dim in dims - {found.dim}:
             message = f"`{dim}` cannot be split over the stages of `{found.axis}`"
             what = "each operator" if found.count else "each operator of the loop"
-            related = Related(found.span, f"{what} is on one of them")
+            related = Related(found.span, f"{what} is on one stage")
             _refuse(message, span, f"split `{dim}` over another axis", related)
 
 

@@ -507,7 +507,7 @@ class BlockRequest(Request):
                 f"{words} cannot produce `{value.label}` as {wanted} over mesh axis `{axis}`",
                 annotation.entry.span,
                 Related(op.span, "it is computed here"),
-                help=f"its sharding rules: {'; '.join(map(str, legal))}",
+                help=f"use one of its sharding rules: {'; '.join(map(str, legal))}",
             )
 
     def pins(self, op: NamedOp) -> Pins:
@@ -533,7 +533,7 @@ class BlockRequest(Request):
             f"{words} cannot read its operands as ({asked}) over mesh axis `{axis}`",
             pin.entry.span,
             Related(op.span, "it is applied here"),
-            help=f"its sharding rules: {'; '.join(map(str, legal))}",
+            help=f"use one of its sharding rules: {'; '.join(map(str, legal))}",
         )
 
     def alike(self, first: NamedOp, second: NamedOp) -> bool:

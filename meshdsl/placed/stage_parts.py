@@ -22,7 +22,7 @@ from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Val
 from meshdsl.placed.pipelined import Piped
 from meshdsl.records import dataclass
 
-HELP = "take a schedule without updates on the way: `one_f_one_b`"
+HELP = "use a schedule that updates at the end of a step: `one_f_one_b`"
 
 
 class PassSection(Enum):
@@ -115,7 +115,7 @@ class StageParts:
             message = (
                 f"a micro-batch must go through the loop over `{self.pipe.dim}` once, and back once"
             )
-            help = "write `recompute` inside of the loop, and no `grad` of what it makes"
+            help = "write `recompute` inside of the loop, and no `grad` of its results"
             fail("MD0907", message, self.pipe.span, help=help)
         return forward[0], backward[0]
 
@@ -240,20 +240,22 @@ class StageParts:
         for node in self.sections:
             for value in collected.intersection(free(node)):
                 name = f"`{value.label}`" if value.name else "what the loop collects"
-                message = f"{name}, of which each stage has a part, is read behind the loop"
-                help = "hand it on from iteration to iteration, as what the loop carries"
+                message = f"{name} is read after the loop, but each stage has only its own layers"
+                help = "pass it through the loop: assign it before the loop, and in each iteration"
                 fail("MD0330", message, node.span, help=help)
 
     def _owner(self, param: Value) -> int:
         """The stage that a parameter is read on, outside of the loop's stacks."""
         loops = (self.loop, self.gradient_loop)
         if any(param in free(n) for n in loops):
-            message = f"`{param.label}` is read by every stage, and each would update it by itself"
+            message = f"`{param.label}` is read by every stage, and each would update it separately"
             _refuse(message, param.span, f"declare it inside of the loop, or {HELP}")
         stages = {self.stage_of(s) for n, s in self.sections.items() if param in free(n)}
         if len(stages) > 1:
             first, last = min(stages), max(stages)
-            message = f"`{param.label}` is read on stages {first} and {last}, which update it apart"
+            message = (
+                f"`{param.label}` is read on stages {first} and {last}, and updated separately"
+            )
             _refuse(message, param.span, f"give each a parameter of its own, or {HELP}")
         return stages.pop() if stages else 0
 
@@ -264,7 +266,7 @@ class StageParts:
             any(v.type.has(dim) for v in free(node))
             and not all(v.type.has(dim) for v in node.makes)
         ):
-            message = "an update needs all iterations of the loop, which stages update apart"
+            message = "an update needs all iterations of the loop, which stages update separately"
             _refuse(message, node.span, HELP)
 
     def _check_here(self, value: Value, stage: int, kept: bool) -> None:

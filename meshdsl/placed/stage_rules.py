@@ -72,8 +72,8 @@ def cut_apart(program: NamedProgram, layout: Layout, looped: Piped | None) -> Pi
         fail("MD0339", message, first.span, where, help=help, fixes=fixes)
     other = next((r for r in rules if r.axis != first.axis), None)
     if other is not None:
-        message = f"a network is cut into stages of one axis, not of `{first.axis}` and others"
-        help = f"give all of them `{first.axis}`, or one of the axes one device"
+        message = f"stages have one axis, and these rules name `{first.axis}` and `{other.axis}`"
+        help = f"write `{first.axis}` in all of them; or give one of the axes one device"
         fail("MD0339", message, other.span, Related(first.span, "another axis"), help=help)
     pipe = _pipe(program, layout, first, rules)
     check_axis(program, layout, pipe)
@@ -301,12 +301,12 @@ class _Stages:
     def _refuse_order(self, node: Node, rule: StageRule, operand: Value) -> NoReturn:
         name = f"`{operand.label}`" if operand.name else "an operand"
         stage = self.stages[operand]
-        message = f"`{rule}` is behind stage {stage}: it reads {name} of that"
+        message = f"`{rule}`: it reads {name}, which is on the later stage {stage}"
         cause = self.causes.get(operand)
-        related = () if cause is None else (Related(cause.span, f"from here on stage {stage}"),)
+        related = () if cause is None else (Related(cause.span, f"stage {stage} begins here"),)
         fixes = on_stage(rule.span, self.pipe.axis, stage)
-        help = advice(fixes, "or a later stage: stages never run backwards")
-        where = (*related, Related(node.span, "here"))
+        help = advice(fixes, "or a later stage: a micro-batch never returns to an earlier one")
+        where = (*related, Related(node.span, "it is read here"))
         fail("MD0340", message, rule.span, *where, help=help, fixes=fixes)
 
     # --- the backward pass -----------------------------------------------------------------------

@@ -582,7 +582,7 @@ def measured(run: schema.RunFacts) -> Iterator[doc.Block]:
 
 def _measured(run: schema.RunFacts) -> Iterator[str]:
     if not run["executed"]:
-        yield "Nothing was executed: no word on whether the values are equal."
+        yield "Nothing was executed, so the values were not compared."
     else:
         *head, last = run["executed"]
         who = f"{', '.join(head)} and {last}" if head else last

@@ -162,7 +162,7 @@ def by_stage(report: ReportFacts) -> Iterator[Block]:
     if pipeline["rows"] is not None:
         yield _picture(pipeline, pipeline["rows"], report.get("time"))
     each = _row(pipeline)
-    head = [each, "in flight", "held"]
+    head = [each, "in flight", "memory"]
     columns = [map(str, pipeline["in_flight"]), map(human, pipeline["peak"])]
     if "layers" in pipeline and each == "stage":
         head.insert(1, "layers")

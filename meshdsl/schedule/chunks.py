@@ -27,8 +27,9 @@ def interleaved(devices: int, micro: int, chunks: int = 2) -> Rows:
     N // D), which has to be a whole number.
     """
     rounds = max(1, micro // devices)
-    help = f"take a multiple of {rounds}, best of {devices}"
-    needs(micro % rounds == 0, f"{counted(micro, 'micro-batch')} in {rounds} equal rounds", help)
+    help = f"use a multiple of {devices}"
+    what = f"{counted(micro, 'micro-batch')}, which would run in {rounds} equal rounds"
+    needs(micro % rounds == 0, what, help)
     size = micro // rounds
     total = chunks * micro
 
@@ -99,12 +100,12 @@ def chimera(devices: int, micro: int, forward: int = 1) -> Rows:
     middle; up to 2D micro-batches are in flight. The table is that of forward doubling where
     micro-batches are as large as before, and of backward halving where they are half as large.
     """
-    needs(devices % 2 == 0, f"{devices} devices", f"take an even number, such as {devices + 1}")
-    needs(forward <= 2, f"{forward} forward passes in turn", "take 1 or 2")
+    needs(devices % 2 == 0, f"{devices} devices", f"use an even number, such as {devices + 1}")
+    needs(forward <= 2, f"{forward} forward passes in a row", "use 1 or 2")
     unit, least = forward * devices, 2 * forward
     fits = micro % least == 0 if micro <= unit else micro % unit == 0
     below = f", or {f'a multiple of {least}' if forward > 1 else 'an even number'} below {unit}"
-    help = f"take a multiple of {unit}{below if devices > 2 else ''}"
+    help = f"use a multiple of {unit}{below if devices > 2 else ''}"
     needs(fits, f"{counted(micro, 'micro-batch')} on {devices} devices", help)
     return _doubled(devices, micro) if forward == 2 else _concatenated(devices, micro)
 
@@ -213,9 +214,9 @@ def dualpipe(devices: int, micro: int) -> Rows:
     the parameters. As in DualPipeV the messages of one pass of a pair are hidden behind the other.
     Half of the micro-batches go down, half go up: an even number of them, 2D at least.
     """
-    needs(devices % 2 == 0, f"{devices} devices", f"take an even number, such as {devices + 1}")
+    needs(devices % 2 == 0, f"{devices} devices", f"use an even number, such as {devices + 1}")
     fits = micro % 2 == 0 and micro >= 2 * devices
-    help = f"take an even number from {2 * devices} on"
+    help = f"use an even number from {2 * devices} on"
     needs(fits, f"{counted(micro, 'micro-batch')} on {devices} devices", help)
     half = micro // 2
     for device in range(devices):

@@ -98,7 +98,7 @@ def written_for_torch(schedule: ScheduleTable) -> str:
     held = [{action.stage for action in row} for row in schedule.rows]
     twice = sum(map(len, held)) > schedule.stages
     if schedule.updates or twice:
-        what = "updates parameters on the way" if schedule.updates else "has replicas of stages"
+        what = "updates parameters during a step" if schedule.updates else "has replicas of stages"
         name = f"`{schedule.name}`" if schedule.name else "this schedule"
         fix = leave_out("--torch-csv", safe=False)
         other = "write `--csv FILE`: that form has it"

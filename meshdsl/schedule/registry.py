@@ -122,13 +122,13 @@ def generate(
     for key in given_options:
         if key not in record.options:
             takers = ", ".join(f"`{n}`" for n, r in schedules().items() if key in r.options)
-            message = f"`{name}` takes no {key}"
+            message = f"`{name}` has no option `{key}`"
             if span is None:
-                refuse("MD0529", message, leave_out(f"--{key}"), f"take {takers}")
-            fail("MD0529", message, span, help=f"leave it out, or take {takers}")
+                refuse("MD0529", message, leave_out(f"--{key}"), f"use {takers}")
+            fail("MD0529", message, span, help=f"leave it out, or use {takers}")
     for key, value in {"devices": devices, "micro-batches": micro, **given_options}.items():
         if value < 1:
-            message = f"`{name}` cannot be made for {value} {key}"
+            message = f"`{name}` is not possible with {value} {key}"
             option = {"devices": "--stages", "micro-batches": "--micro"}.get(key, f"--{key}")
             if span is None:
                 refuse("MD0529", message, give(option, "1"))
@@ -143,7 +143,7 @@ def generate(
         steps = record.make(devices, micro, **given_options, **more)
         rows: list[Row] = [tuple(Action(*each) for each in row) for row in steps]
     except Unfit as error:
-        fail("MD0529", f"`{name}` cannot be made for {error}", span, help=error.help)
+        fail("MD0529", f"`{name}` is not possible with {error}", span, help=error.help)
     counts = {**record.options, **given_options}
     return replace(of_rows(rows, record.weights), name=name, options=counts)
 

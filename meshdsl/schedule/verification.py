@@ -415,9 +415,11 @@ def _refuse_deadlock(
     first = (cycle[0], at[cycle[0]])
     waits = [f"device {d} waits at {schedule.rows[d][at[d]]} for {chain[d]}" for d in cycle]
     if len(cycle) == 1:
-        help = f"move {chain[device]} in front of it"
-        fail("MD0525", f"deadlock: {waits[0]}, which stands behind it", where(first), help=help)
-    help = "let one of them do first what another waits for"
+        help = f"move {chain[device]} before it"
+        fail("MD0525", f"deadlock: {waits[0]}, which comes after it", where(first), help=help)
+    device, following = cycle[0], cycle[1]
+    stop = schedule.rows[following][at[following]]
+    help = f"for example, move {chain[device]} before {stop} in the row of device {following}"
     others = ((d, where((d, at[d]))) for d in cycle[1:])
     related = [Related(span, f"device {d} waits here") for d, span in others if span is not None]
     fail("MD0525", f"deadlock: {', '.join(waits)}", where(first), *related, help=help)
@@ -482,7 +484,7 @@ def _check_updates(found: Verified, where: Where) -> None:
             before = last[action.stage]
             if action.kind == "U" and (before is None or before.micro != action.micro):
                 behind = f"{before}" if before else "no backward pass since the last update"
-                message = f"{action} stands behind {behind}"
+                message = f"{action} comes after {behind}"
                 help = "an update has the number of the micro-batch whose gradients come last"
                 fail("MD0526", message, where((device, index)), help=help)
             if action.kind in "BWU":
@@ -493,7 +495,7 @@ def _check_updates(found: Verified, where: Where) -> None:
                 fail("MD0526", f"no update takes the gradients of {left}", help=help)
             if devices[stage] > 1:
                 message = f"stage {stage} is on {devices[stage]} devices, and updated on each"
-                help = "updates on the way go with one device for each stage"
+                help = "with updates during a step, put each stage on one device"
                 fail("MD0526", message, help=help)
     for version in found.versions:
         _check_there(found, version)

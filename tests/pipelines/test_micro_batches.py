@@ -144,7 +144,7 @@ def test_the_report_has_the_stages_of_each_device() -> None:
     assert report["totals"]["by_kind"]["exchange"] == 2 * block
     *_, grid = by_stage(report)
     assert isinstance(grid, Grid)
-    assert grid.head == ("device", "stages", "in flight", "held")
+    assert grid.head == ("device", "stages", "in flight", "memory")
     assert [row[:3] for row in grid.lines] == [
         ("0", "0 3", "3"), ("1", "1 2", "4"), ("2", "1 2", "4"), ("3", "0 3", "3"),
     ]  # fmt: skip

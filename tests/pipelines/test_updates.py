@@ -435,17 +435,17 @@ schedule own(stages=2, micro=3) {
     [
         (ENDS, "ampnet[batch](8)", "sgd(0.1, clip=1.0)", "MD0337", "`clip` needs the norm"),
         (TIED, "ampnet[batch](8)", "sgd(0.1)", "MD0337", "`a` is read on stages 0 and 1"),
-        (ENDS, "ampnet[batch](1)", "sgd(0.1)", "MD0335", "of one micro-batch"),
-        (ENDS, "pipemare[batch](8, recompute=stage)", "sgd(0.1)", "MD0335", "keep nothing"),
+        (ENDS, "ampnet[batch](1)", "sgd(0.1)", "MD0335", "with one micro-batch"),
+        (ENDS, "pipemare[batch](8, recompute=stage)", "sgd(0.1)", "MD0335", "already updated"),
         (ENDS, "pipemare[batch](8)", "adamw(lr=0.1, compute=bf16)", "MD0335", "a copy in f32"),
-        (SKIP, "pipedream[batch](8)", "sgd(0.1)", "MD0335", "others read it as well"),
+        (SKIP, "pipedream[batch](8)", "sgd(0.1)", "MD0335", "other stages read it"),
         (ENDS.replace("return loss", "return loss, x"), "ampnet[batch](8)", "sgd(0.1)", "MD0335",
-         "no device joins them"),
+         "devices cannot join yet"),
         (ENDS.replace("batch = 32", "batch = 24"), "ampnet[batch](8)", "sgd(0.1)", "MD0331",
          "does not divide over 2 devices"),
-        (ENDS + TWICE, "two[batch]", "sgd(0.1)", "MD0335", "several stages of a device"),
-        (THIRDS + UNEQUAL.replace("FIRST", ""), "own[batch]", "sgd(0.1)", "MD0337", "unequally"),
-        (THIRDS + UNEQUAL.replace("FIRST", "U1"), "own[batch]", "sgd(0.1)", "MD0335", "unequally"),
+        (ENDS + TWICE, "two[batch]", "sgd(0.1)", "MD0335", "several stages on a device"),
+        (THIRDS + UNEQUAL.replace("FIRST", ""), "own[batch]", "sgd(0.1)", "MD0337", "different"),
+        (THIRDS + UNEQUAL.replace("FIRST", "U1"), "own[batch]", "sgd(0.1)", "MD0335", "different"),
         (MLP.replace("square(x", "square(dropout(x, 0.5)"), "ampnet[batch](8)", "sgd(0.1)",
          "MD0335", "random numbers"),
     ],
@@ -481,7 +481,7 @@ def test_states_elsewhere_are_refused(where: str) -> None:
     layout = "layout chosen { l -> pipe, state: memory = WHERE } with pipedream[batch](8)"
     layout = layout.replace("WHERE", where)
     source = Source("p.mdsl", f"{ENDS.replace('OPT', 'adamw(lr=0.01)')}\n{layout}\n")
-    with pytest.raises(DiagnosticError, match=f"they lie on {where}") as caught:
+    with pytest.raises(DiagnosticError, match=f"they are stored on the {where}") as caught:
         _ = Compilation(source, Options(mesh="pipe:2", layout="chosen")).device
     assert [d.code for d in caught.value.diagnostics] == ["MD0335"]
 

@@ -364,7 +364,7 @@ COLLECTED = COLLECTED.replace("mean(square(x - t))", "mean(square(x - t)) + sum(
         (TEXT, "sgd(0.2, clip=1.0)", "MD0337", "`clip` needs the norm of all gradients"),
         (TEXT, "sgd(0.2, compress=powersgd(1))", "MD0337", "`compress`"),
         (TIED, "sgd(0.2)", "MD0337", "`a` is read on stages 0 and 3"),
-        (COLLECTED, "sgd(0.2)", "MD0330", "is read behind the loop"),
+        (COLLECTED, "sgd(0.2)", "MD0330", "is read after the loop"),
         (SHARED, "sgd(0.2)", "MD0337", "`a` is read by every stage"),
     ],
 )  # fmt: skip

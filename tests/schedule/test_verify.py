@@ -126,15 +126,15 @@ REFUSED = {
     "": ("MD0521", "the schedule holds no actions"),
     "B0 F0": (
         "MD0525",
-        "deadlock: device 0 waits at B0@0 for F0@0, which stands behind it",
+        "deadlock: device 0 waits at B0@0 for F0@0, which comes after it",
     ),
     "F0 B0 F1 B1\nF0 F1 B0 B1": (
         "MD0525",
         "deadlock: device 0 waits at B0@0 for B0@1, device 1 waits at F1@1 for F1@0",
     ),
     "F0 B0 U0 F1 B1": ("MD0526", "no update takes the gradients of B1@0"),
-    "F0 B0 U1 F1 B1": ("MD0526", "U1@0 stands behind B0@0"),
-    "U0 F0 B0": ("MD0526", "U0@0 stands behind no backward pass since the last update"),
+    "F0 B0 U1 F1 B1": ("MD0526", "U1@0 comes after B0@0"),
+    "U0 F0 B0": ("MD0526", "U0@0 comes after no backward pass since the last update"),
     "F0 B0 U0 F1@1 B1@1 U1@1\nF0 B0 U0 F1@0 B1@0 U1@0": (
         "MD0526",
         "stage 0 is on 2 devices, and updated on each",
