@@ -114,6 +114,23 @@ def attention_of_mask(
     return o
 
 
+def attention_up_to(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    last: int,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention to the positions up to `last`; what is behind is not read.
+
+    Below 0 there is none, and all rows are uniform.
+    """
+    if last < 0:
+        q, last = torch.zeros_like(q), k.shape[2]
+    k, v = k[:, :, : last + 1], v[:, :, : last + 1]
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
 def attention_grad(
     do: torch.Tensor,
     q: torch.Tensor,

@@ -45,6 +45,8 @@ def check_index(
 
 def _ends(x: Any) -> tuple[int, int]:
     """The least and the largest element, of torch in one pass."""
+    if not x.shape:
+        return int(x), int(x)
     least, largest = x.aminmax() if hasattr(x, "aminmax") else (x.min(), x.max())
     return int(least), int(largest)
 

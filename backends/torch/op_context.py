@@ -26,6 +26,7 @@ class TorchText:
     fresh:      hint -> a variable name that is not taken.
     checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
     long:       by operand of integers, the variable that has it as i64; `let_long` makes more.
+    numbers:    by operand that is one integer, the variable that has it as an int of Python.
     leaves_long: whether the result may be left in i64: only indices are made of it.
     lists:      of an update of several parameters, the list of each operand of theirs.
     whole:      the variable of which operand 0 is a chunk, where it is one.
@@ -51,6 +52,7 @@ class TorchText:
     starts: Mapping[tuple[int, str], Callable[[], str]] = field(default_factory=dict)
     parts: Callable[[str, str], tuple[Intervals, ...]] = lambda of_output, of_operand: ()
     long: dict[int, str] = field(default_factory=dict)
+    numbers: dict[int, str] = field(default_factory=dict)
     leaves_long: bool = False
     lists: tuple[str, ...] = ()
     whole: str = ""
@@ -136,6 +138,11 @@ class TorchText:
         """Assign `text`, operand `index` as i64, to a variable; returns that."""
         self.long[index] = self.let("index", text)
         return self.long[index]
+
+    def let_number(self, index: int, text: str) -> str:
+        """Assign `text`, operand `index` as an int of Python, to a variable; returns that."""
+        self.numbers[index] = self.let("at", text)
+        return self.numbers[index]
 
     def use(self, function: str) -> str:
         """Request a function of the support library; returns the name to call it by."""

@@ -41,6 +41,8 @@ class OperatorText:
         self.checked: set[tuple[Value, Placement, str, int | None]] = set()
         # By variable, the one that has it as i64, and the block that assigns that.
         self.long: dict[Var, tuple[str, int]] = {}
+        # The same of one integer, as an int of Python.
+        self.ints: dict[Var, tuple[str, int]] = {}
         self.left_long: set[Var] = set()
         # The numbers that indices are below, by their makers.
         self.below: dict[Value, int] = {}
@@ -72,10 +74,12 @@ class OperatorText:
         for line in call.lines:
             self.out.statement(line)
         if over is not None and self._has_name_of(node.outs[0], node.ins[over]):
-            self.out.statement(text)
+            if text != self.state.identifier(node.ins[over]):
+                self.out.statement(text)
             self.state.variables.assign(node.outs[0])
         else:
             self._assign(node, text)
+        self._kept_ints(node, call)
         converted = self._kept_long(node, call) if call.long else set()
         # They may be twice as wide as their operands.
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
@@ -187,8 +191,10 @@ class OperatorText:
         """Write what changes a variable; the result has no name of its own."""
         for line in call.lines:
             self.out.statement(line)
+        self._kept_ints(node, call)
         if self._has_name_of(node.outs[0], over):
-            self.out.statement(text)
+            if text != self.state.identifier(over):
+                self.out.statement(text)
             self.state.variables.assign(node.outs[0])
         else:
             self.state.let(node.outs[0], text)
@@ -337,7 +343,7 @@ class OperatorText:
             long=self._long(reader),
         )
         dim, inside = call.attrs["dim"].name, node.ins[at]
-        if inside is whole and whole.local.elements * I64.bytes < LARGE:
+        if inside is whole and whole.type.dims and whole.local.elements * I64.bytes < LARGE:
             checked_text(call, at, dim)
         elif not call.seen(at, checked_as(dim, call.attrs)):
             call.lines.append(check_text(call, at, dim))
@@ -374,6 +380,16 @@ class OperatorText:
         self.long.update((node.ins[i], (name, block)) for i, name in small.items())
         return {*small.values()}
 
+    def _ints(self, node: Compute) -> dict[int, str]:
+        """By operand, the variable that has it as an int, if one that can be read here does."""
+        entries = ((i, self.ints[v]) for i, v in enumerate(node.ins) if v in self.ints)
+        return {i: name for i, (name, block) in entries if block in self.out.blocks}
+
+    def _kept_ints(self, node: Compute, call: TorchText) -> None:
+        """Keep the variables that have operands as ints for others that read these."""
+        block = self.out.blocks[-1]
+        self.ints.update((node.ins[i], (name, block)) for i, name in call.numbers.items())
+
     def _renamed(self, node: Compute, text: str) -> LastAssignment | None:
         """Take the last assignment back, where `text` is no more than its variable."""
         last, state = self.state.last, self.state
@@ -400,6 +416,7 @@ class OperatorText:
             extents={d: partial(self.blocks.extent, splits[d], d) for d in blocks},
             empty=frozenset((*empty, *none_read)),
             long=self._long(node) if self.long or self.left_long else {},
+            numbers=self._ints(node) if self.ints else {},
             leaves_long=node.outs[0] in self.left_long,
         )
 

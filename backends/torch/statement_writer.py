@@ -5,6 +5,7 @@ Moves, operators and passes have writers of their own, which share one `TextStat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -40,9 +41,11 @@ from meshdsl.device.liveness import (
     records,
     shows_operand,
     sums,
+    unchanged,
     used_up,
+    uses,
 )
-from meshdsl.ir.program import Carry, Stacked
+from meshdsl.ir.program import Carry, Stacked, every
 
 WritePipeline = Callable[["StatementWriter", Pipeline], None]
 
@@ -71,6 +74,8 @@ class StatementWriter(NotationWriter):
         self.loops: list[DeviceLoop] = []
         self.collected, self.used_up = collected(program), used_up(program)
         # By list, those that are one with it: a list of tuples.
+        # The parameters that are loaded as tuples of their slices, with the dim of these.
+        self.sliced = _sliced(program)
         several = records(program) if len(program.lists) > 1 else ()
         self.records = {var: lists for lists in several for var in lists}
 
@@ -86,7 +91,11 @@ class StatementWriter(NotationWriter):
             if var.on is not None:
                 alone = f" where {self.blocks.at[self.blocks.pipe.axis]} == {var.on}"
             name = self.state.variables.assign(var)
-            self.out.assign((name,), f"{kind}[{quoted(key)}]", typed(var, self.mesh) + alone)
+            text = f"{kind}[{quoted(key)}]"
+            if var in self.sliced:
+                at = var.local.index(self.sliced[var])
+                text = f"{self.state.call('slices')}({text}{f', {at}' if at else ''})"
+            self.out.assign((name,), text, typed(var, self.mesh) + alone)
 
     def block(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
         """Write the statements of a function; `kept` are read after them."""
@@ -310,7 +319,7 @@ class StatementWriter(NotationWriter):
         """The text of the current slice; a list that one loop reads from the end is popped."""
         position = stack.local.index(node.dim.name)
         name, counter = self.state.name(stack), self.state.variables.word(node.index)
-        if position:
+        if position and stack not in self.sliced:
             return f"{name}.select({position}, {counter})"
         if stack not in self.program.lists:
             return f"{name}[{counter}]"
@@ -366,6 +375,34 @@ class StatementWriter(NotationWriter):
     def next_text(self, carry: Carry[Var]) -> str:
         """The text of the next value, as a tensor."""
         return self.state.tensor(carry.next)
+
+
+def _sliced(program: DeviceProgram) -> dict[Var, str]:
+    """The parameters that are loaded as tuples of slices along a dim, that of a loop, with this.
+
+    They are those of a program that keeps states between its calls, and so is called again and
+    again, but trains nothing. Nothing reads them but as slices of loops, which may be written over.
+    """
+    if not program.updates or program.placed.named.goal is not None:
+        return {}
+    read: Counter[Var] = Counter()
+    dims: dict[Var, str] = {}
+    written: dict[Var, Var] = {}
+    for node in every(program.body):
+        if isinstance(node, DeviceLoop) and not isinstance(node, Pipeline):
+            read.update(item.outer for item in node.stacked)
+            dims.update((item.outer, node.dim.name) for item in node.stacked)
+            written.update((c.stack, c.outer) for c in node.collected if c.stack is not None)
+    counts, stay = uses(program), unchanged(program)
+    updated = {old for old, new in program.updates if old is not new}
+
+    def is_sliced(var: Var) -> bool:
+        if var in updated and (var not in stay or counts[written.get(var, var)] != 1):
+            return False
+        floats = var.local.dtype.kind == "float"
+        return floats and counts[var] == read[var] > 0 and not var.away and var.on is None
+
+    return {var: dims[var] for var in program.params if is_sliced(var)}
 
 
 def _by_device(nodes: tuple[Node, ...]) -> Iterator[tuple[int | None, tuple[Node, ...]]]:

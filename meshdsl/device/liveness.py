@@ -242,7 +242,8 @@ def shows_operand(node: Compute) -> bool:
 def unchanged(program: DeviceProgram) -> frozenset[Var]:
     """The parameters and states that stay the same tensors: what a step makes of them is in these.
 
-    An update writes the new value over the old one, or it is the old one.
+    An update writes the new value over the old one, or a loop does over its slices, or it is the
+    old one.
     """
     before: dict[Var, Var] = {}
     for node in program.body:
@@ -250,6 +251,8 @@ def unchanged(program: DeviceProgram) -> frozenset[Var]:
             before.update(zip(node.outs, (node.ins[i] for i in overwrites(node)), strict=True))
         elif isinstance(node, Compute) and node.name == "identity":
             before[node.out] = node.ins[0]
+        elif isinstance(node, DeviceLoop):
+            before.update((c.outer, c.stack) for c in node.collected if c.stack is not None)
 
     def first(var: Var) -> Var:
         return first(before[var]) if var in before else var

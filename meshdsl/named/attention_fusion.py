@@ -18,7 +18,7 @@ from meshdsl.ir.types import Dim
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, uses_of
-from meshdsl.ops.attention import MASKED, parts
+from meshdsl.ops.attention import MASKED, is_last, parts
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse_layout
@@ -73,7 +73,7 @@ class _Fusing:
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         here = makers(nodes)
-        return rewritten_block(nodes, lambda op: (self.causal(self.fused(op, here)),))
+        return rewritten_block(nodes, lambda op: (self.by_position(self.fused(op, here)),))
 
     def fused(self, op: NamedOp, here: Mapping[Value, NamedOp]) -> NamedOp:
         """The attention that an einsum ends, or the einsum."""
@@ -145,8 +145,11 @@ class _Fusing:
             q, k = k, q
         return None if q.type.has(mem.name) or not k.type.has(mem.name) else (q, k, v, *mask)
 
-    def causal(self, op: NamedOp) -> NamedOp:
-        """The operator without its mask where that is `iota[seq] >= iota[mem]`."""
+    def by_position(self, op: NamedOp) -> NamedOp:
+        """The operator without its mask where that is `iota[seq] >= iota[mem]`.
+
+        Where it is `iota[mem] <= last`, that number is in its place.
+        """
         if op.name != "attention" or len(op.ins) != 4:
             return op
         q, k, v, mask = op.ins
@@ -156,10 +159,14 @@ class _Fusing:
             return op
         ins = compared.ins if compared.name == "ge" else compared.ins[::-1]
         above, below = (self.made.get(i) for i in ins)
-        if above is None or below is None or {above.name, below.name} != {"iota"}:
+        if below is None or below.name != "iota" or below.attr("dim") != mem:
+            return op
+        if is_last(ins[0].type) and _number(ins[0], self.made) is None:
+            return replace(op, ins=(q, k, v, ins[0]))
+        if above is None or above.name != "iota":
             return op
         seq = above.attr("dim")
-        if below.attr("dim") != mem or not q.type.has(seq.name):
+        if not q.type.has(seq.name):
             return op
         attrs = {**dict(op.attrs), "causal": (seq,)}
         return replace(op, ins=(q, k, v), attrs=tuple(attrs.items()))
@@ -244,6 +251,8 @@ class _AttentionParts:
         for seq in self.op.attr("causal"):
             rows, columns = (self.emit("iota", dim=d) for d in (seq, self.mem))
             return (self.emit("ge", rows, columns),)
+        if mask and is_last(mask[0].type):
+            return (self.emit("le", self.emit("iota", dim=self.mem), mask[0]),)
         return mask
 
     def scores(self, q: Value, k: Value, v: Value, mask: tuple[Value, ...]) -> Value:

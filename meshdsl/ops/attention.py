@@ -1,7 +1,8 @@
 """Attention: softmax(scale * q·k)·v along the dim `mem`, one kernel that never stores the softmax.
 
 Scores are contracted over `key`; a position that the mask hides scores -1e9, so that a row that
-sees nothing is uniform. `attention_lse` also yields the logarithm of the sum of the exponentials,
+sees nothing is uniform. In place of a mask of bools there may be one number, the last position that
+every row sees: no program says it, `named/attention_fusion.py` finds it. `attention_lse` also yields the logarithm of the sum of the exponentials,
 from which the gradient computes the softmax anew (Dao et al. 2022). Where `key` or `mem` is split,
 the primitives of `named/attention_fusion.py` are used instead.
 """
@@ -78,15 +79,23 @@ def _bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     if len(attrs["dims"]) != 2:
         raise kit.OpError("MD0252", "`attention` takes two dims in `[ ]`", need)
     key, mem = attrs["dims"]
-    _need(ins, key, mem)
+    _need(ins, key, mem, is_written=True)
     scale = attrs["scale"]
     scale = 1.0 / math.sqrt(key.size) if scale is None else float(scale)
     bound = {"dims": (key, mem), "out": result_dims(ins, key, mem), "scale": scale}
     return {**bound, "causal": ()}
 
 
-def _need(ins: kit.Types, key: kit.Dim, mem: kit.Dim) -> None:
-    """Raise an error unless q, k, v and the mask have the dims that they need, and no others."""
+def is_last(type_: kit.TensorType) -> bool:
+    """Whether a mask is one number: the last position that every row sees."""
+    return type_.dtype.kind == "int" and not type_.dims
+
+
+def _need(ins: kit.Types, key: kit.Dim, mem: kit.Dim, is_written: bool = False) -> None:
+    """Raise an error unless q, k, v and the mask have the dims that they need, and no others.
+
+    Where a person has written the call, the mask has to be of bools.
+    """
     q, k, v, *mask = ins
     said = "attention"
     kit.need_kind(said, "float", q, k, v)
@@ -101,6 +110,8 @@ def _need(ins: kit.Types, key: kit.Dim, mem: kit.Dim) -> None:
             f"rename it in keys and values: `k[{mem} -> other]`",
         )
     for type_ in mask:
+        if is_last(type_) and not is_written:
+            continue
         if type_.dtype != kit.BOOL or type_.has(key.name):
             raise kit.OpError(
                 "MD0243",
@@ -166,7 +177,10 @@ def _scores(call: kit.NumpyCall, qkv: kit.Types, arrays: tuple[kit.Array, ...]) 
     product = kit.einsum_by_name((q, qkv[0].names), (k, qkv[1].names), to=shared)
     scores = kit.fitted(product * call.attrs["scale"], shared, target)
     for seen, type_ in zip(mask, qkv[3:], strict=True):
-        scores = np.where(kit.fitted(seen, type_.names, target), scores, MASKED)
+        names = type_.names
+        if is_last(type_):
+            seen, names = np.arange(call.size(dims.mem)) <= seen, (dims.mem,)
+        scores = np.where(kit.fitted(seen, names, target), scores, MASKED)
     for dim in call.attrs["causal"]:
         index = np.arange(call.extent(dim.name)) + call.offset(dim.name)
         allowed = index[:, None] >= np.arange(call.size(dims.mem))
@@ -266,6 +280,9 @@ class _AttentionText:
             return self._triangle()
         if len(self.types) < 4:
             return "None"
+        if is_last(self.types[3]):
+            positions = f"torch.arange({self.call.extent(self.made.mem)})"
+            return self._mask(f"({positions} <= {self.call.tensor(-1)})", (self.made.mem,))
         return self._mask(self.call.args[-1], self.types[3].names)
 
     def _triangle(self) -> str:
@@ -345,6 +362,10 @@ def _torch(call: kit.TorchCall) -> str:
     """Torch's own function where no mask is made; a row that sees nothing is not uniform there."""
     text = _AttentionText(call)
     groups = (*text.batches, text.made.query, text.made.feature)
+    if len(call.ins) == 4 and is_last(call.ins[3]):
+        last = call.numbers.get(3) or call.let_number(3, f"int({call.tensor(3)})")
+        args = f"{text.q()}, {text.k()}, {text.v()}, {last}{text.options('is_causal')}"
+        return text.result(f"{call.use('attention_up_to')}({args})", groups, 0)
     mask = text.masks()
     if mask == "None":
         function = "torch.nn.functional.scaled_dot_product_attention"
@@ -425,7 +446,7 @@ def _attended(sig: kit.Signature, *, gradient: bool = False) -> float:
 
 def _scratch(types: kit.Types, attrs: kit.Attrs, *, gradient: bool = False) -> int:
     """The bytes of a mask in floats, and of operands that are put in the order of the kernel."""
-    masks = sum(3 * m.elements * kit.F32.bytes for m in types[3:])
+    masks = sum(3 * m.elements * kit.F32.bytes for m in types[3:] if not is_last(m))
     if _fits_kernel(types, attrs) and not (masks and gradient):
         return masks + (types[0].bytes if masks else 0)
     return masks + 2 * sum(t.bytes for t in types[:3])
@@ -464,6 +485,7 @@ _SMALL = (
     "s h; v h; v w=2 | dims=(h v) out=(s w) scale=0.5 causal=(s)",
     "h; b h v; v b | dims=(h v) out=(b) scale=0.5 causal=()",
     "h s; v h; v; s v: bool | dims=(h v) out=(s) scale=0.5 causal=()",
+    "h s; v h; v; (): i32 index:v | dims=(h v) out=(s) scale=0.5 causal=()",
 )
 """Fewer dims, since a gradient has so many operands that may be placed in so many ways."""
 _SAMPLES = kit.samples(
@@ -483,7 +505,7 @@ def _grad_sample(text: str) -> kit.Sample:
     sample = kit.sample(text)
     q, k, v, *mask = sample.ins
     o, lse = _lse_infer(sample.ins, dict(sample.attrs))
-    kinds = ("int", "unit", "unit", "int", "int", "positive", *("bool" for _ in mask))
+    kinds = ("int", "unit", "unit", "int", "int", "positive", *sample.values[3:])
     return kit.Sample((o, q, k, v, o, lse, *mask), sample.attrs, kinds)
 
 

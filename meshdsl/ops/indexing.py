@@ -59,6 +59,20 @@ def checked_text(call: kit.TorchCall, index: int, dim: str) -> str:
     return call.let_long(index, text if is_long else f"{text}.long()")
 
 
+def checked_number(call: kit.TorchCall, index: int, dim: str) -> str:
+    """A variable with operand `index`, one number, as an index of `dim`, checked at run time.
+
+    It is read on the host, as torch itself reads one to slice by it.
+    """
+    is_seen = call.seen(index, checked_as(dim, call.attrs))
+    if index in call.numbers and not is_seen:
+        call.lines.append(check_text(call, index, dim))
+    if index in call.numbers:
+        return call.numbers[index]
+    text = call.tensor(index) if is_seen else check_text(call, index, dim)
+    return call.let_number(index, f"int({text})")
+
+
 def checked_as(dim: str, attrs: kit.Attrs) -> str:
     """What operands of an operator are once they are checked: indices of `dim`, or the ignored."""
     ignored = attrs.get("ignore_index")
@@ -138,9 +152,10 @@ def _take(call: kit.NumpyCall, table: kit.Array, index: kit.Array) -> kit.Array:
 
 def _gather_text(call: kit.TorchCall) -> str:
     dim = call.attrs["dim"].name
-    index = checked_text(call, 1, dim)
     if not call.is_split(dim):
-        return _taken_text(call, call.tensor(0), index)
+        checked = checked_text if call.ins[1].dims else checked_number
+        return _taken_text(call, call.tensor(0), checked(call, 1, dim))
+    index = checked_text(call, 1, dim)
     table = call.tensor(0)
     if call.may_be_empty(dim):  # an index is looked up before it is found to be another device's
         table = call.let("table", f"{call.use('with_row')}({table}, {call.ins[0].index(dim)})")

@@ -257,6 +257,10 @@ class TorchCall(Protocol):
         """By operand of integers, the variable that has it as i64, if one does."""
 
     @property
+    def numbers(self) -> Mapping[int, str]:
+        """By operand that is one integer, the variable that has it as an int of Python."""
+
+    @property
     def leaves_long(self) -> bool:
         """Whether the result may be left in i64: it is only read as indices."""
 
@@ -321,6 +325,9 @@ class TorchCall(Protocol):
 
     def let(self, hint: str, text: str) -> str:
         """Assign `text` to a fresh variable named after `hint`; returns the variable."""
+
+    def let_number(self, index: int, text: str) -> str:
+        """Assign `text`, operand `index` as an int of Python, to a variable; returns that."""
 
     def let_long(self, index: int, text: str) -> str:
         """Assign `text`, operand `index` as i64, to a variable; returns that."""

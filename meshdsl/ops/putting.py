@@ -81,6 +81,12 @@ def _text(call: kit.TorchCall) -> str:
 def _over(call: kit.TorchCall) -> str:
     """Write at the indices alone; where several fall on a block, as on any other, in one pass."""
     dim, out, ids = call.attrs["dim"].name, call.outs[0].names, call.ins[2].names
+    is_one_slice = not ids and len(call.ins[1].names) == len(out) - 1
+    if is_one_slice and not call.is_split(dim) and not call.is_constant(2):
+        at = indexing.checked_number(call, 2, dim)
+        new = kit.permuted(call.args[1], call.ins[1].names, tuple(n for n in out if n != dim))
+        call.lines.append(f"{kit.indexed(call.args[0], out.index(dim), at)} = {new}")
+        return call.args[0]
     index = call.tensor(2) if call.is_constant(2) else indexing.checked_text(call, 2, dim)
     places = [d.name for d in _places(call.ins)]
     if places and call.is_split(dim):
@@ -96,9 +102,6 @@ def _over(call: kit.TorchCall) -> str:
         last = f"{call.use('last_at')}({order}, {call.extent(dim)}).gather(-1, {order})"
         source = kit.aligned(call.let("last", last), (*shared, places[0]), target, full=True)
         new = f"torch.take_along_dim({new}, {source}, {out.index(dim)})"
-    is_one_slice = not ids and len(call.ins[1].names) == len(out) - 1
-    if is_one_slice and not call.is_split(dim) and not call.is_constant(2):
-        return f"{call.args[0]}.index_copy_({out.index(dim)}, {index}[None], {new})"
     at = kit.aligned(index, ids, target, full=True)
     first = f", {call.offset(dim)}" if call.is_split(dim) else ""
     return f"{call.use('write_at')}({call.args[0]}, {out.index(dim)}, {at}, {new}{first})"
