@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.hand_models import Tensors
-from benchmarks.training import machine
+from benchmarks.training import machine, with_words
 from benchmarks.training_by_hand import lm_params
 from benchmarks.training_cases import KEY, TEXTS, first_values
 from benchmarks.training_jax import configure, is_there, normed
@@ -290,13 +290,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="cases with all of these words")
     parser.add_argument("--rounds", type=int, default=7, help="rounds, interleaved (7)")
     options = parser.parse_args()
+    chosen = with_words(parser, CASES, options.only)
     torch.set_num_threads(1)
     configure()
     print(machine())
     print(f"\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
-    for case in CASES:
-        if set(options.only) <= set(case.name.split()):
-            print(row(case, *measure(case, options.rounds)), flush=True)
+    for case in chosen:
+        print(row(case, *measure(case, options.rounds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,12 @@ import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.training_cases import Case, cases
 from benchmarks.training_jax import is_there
@@ -160,6 +161,31 @@ def cell(found: Times, name: str) -> str:
     return f"{text} ({clock:.2f}, {least:.2f}, {work:.2f})"
 
 
+class Row(Protocol):
+    """What has the name of a row."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Named = TypeVar("Named", bound=Row)
+
+
+def with_words(
+    parser: argparse.ArgumentParser, rows: Sequence[Named], words: Sequence[str]
+) -> list[Named]:
+    """The rows whose names have all of some words, which may be quoted together.
+
+    Where there is none, the command ends with the names of all.
+    """
+    asked = {word for each in words for word in each.split()}
+    chosen = [row for row in rows if asked <= {*row.name.split()}]
+    if not chosen:
+        names = "".join(f"\n  {row.name}" for row in rows)
+        parser.error(f"no row has the words {' '.join(sorted(asked))}; the rows are{names}")
+    return chosen
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -170,7 +196,7 @@ def main() -> None:
     parser.add_argument("--at-once", action="store_true", help="local: devices take no turns")
     options = parser.parse_args()
     rounds = options.rounds or (5 if options.quick else 15)
-    chosen = [c for c in cases(options.quick) if set(options.only) <= set(c.name.split())]
+    chosen = with_words(parser, cases(options.quick), options.only)
     print(machine())
     print(
         "ms per step, median (times that of the local engine: by the clock, by the least, by CPU)"

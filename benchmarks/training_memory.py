@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.training import with_words
 from benchmarks.training_by_hand import ByHand
 from benchmarks.training_cases import Case, cases, first_values
 from benchmarks.training_jax import WithJax, configure, is_there
@@ -91,12 +92,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="cases with all of these words")
     parser.add_argument("--onednn", action="store_true", help="with what oneDNN allocates")
     options = parser.parse_args()
+    alone = [case for case in cases(quick=False) if case.devices == 1]
+    chosen = with_words(parser, alone, options.only)
     torch.set_num_threads(1)
     configure()
     print("| MiB, one device | explain | emitted | by hand | JAX |\n|---|---|---|---|---|")
-    for case in cases(quick=False):
-        if case.devices == 1 and set(options.only) <= set(case.name.split()):
-            print(row(case, options.onednn), flush=True)
+    for case in chosen:
+        print(row(case, options.onednn), flush=True)
 
 
 if __name__ == "__main__":
