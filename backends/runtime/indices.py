@@ -13,6 +13,10 @@ class IndexOutOfRange(IndexError):
         self.place, self.position = place, position
 
 
+FEW = 32
+"""So many indices are read one by one in less time than torch takes for a call."""
+
+
 def check_index(
     index: Any,
     dim: str,
@@ -44,9 +48,12 @@ def check_index(
 
 
 def _ends(x: Any) -> tuple[int, int]:
-    """The least and the largest element, of torch in one pass."""
+    """The least and the largest element, of torch in one pass; few are compared here."""
     if not x.shape:
-        return int(x), int(x)
+        return (at := int(x)), at
+    if len(x.shape) == 1 and x.shape[0] <= FEW:
+        few = x.tolist()
+        return min(few), max(few)
     least, largest = x.aminmax() if hasattr(x, "aminmax") else (x.min(), x.max())
     return int(least), int(largest)
 

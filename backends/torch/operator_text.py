@@ -37,8 +37,9 @@ class OperatorText:
         self.streamed = streamed(state.program)
         self.numbers = numbers(state.program) if state.program.updates else frozenset()
         self.rounded = {update.cast for update in self.streamed.values()}
-        # What is known to be indices: a value as it is placed, of a dim, on one device or on all.
-        self.checked: set[tuple[Value, Placement, str, int | None]] = set()
+        # What is known to be indices: a value as it is placed, of dims of a size (or of a dim or an
+        # ignored number), on one device or on all.
+        self.checked: set[tuple[Value, Placement, int | str, int | None]] = set()
         # By variable, the one that has it as i64, and the block that assigns that.
         self.long: dict[Var, tuple[str, int]] = {}
         # The same of one integer, as an int of Python.
@@ -350,8 +351,8 @@ class OperatorText:
         for line in call.lines:
             self.out.statement(line)
         self._kept_long(reader, call)
-        about = (inside.value, inside.placement, checked_as(dim, call.attrs))
-        self.checked.add((*about, self.state.device_alone))
+        size = _sizes(node).get(said := checked_as(dim, call.attrs), said)
+        self.checked.add((inside.value, inside.placement, size, self.state.device_alone))
 
     def _is_only_indices(self, var: Var) -> bool:
         """Whether a variable is read, and as indices alone."""
@@ -442,10 +443,10 @@ class OperatorText:
         What one device checks alone is known there alone.
         """
         var = node.ins[index]
-        sizes = (v.type.size(dim) for v in (*node.ins, *node.outs) if v.type.has(dim))
-        if self.below.get(var.value, math.inf) <= next(sizes, 0):
+        sizes = _sizes(node)
+        if self.below.get(var.value, math.inf) <= sizes.get(dim, 0):
             return True
-        about = (var.value, var.placement, dim)
+        about = (var.value, var.placement, sizes.get(dim, dim))
         here = (*about, self.state.device_alone)
         is_checked = not self.checked.isdisjoint(((*about, None), here))
         self.checked.add(here)
@@ -489,6 +490,11 @@ class OperatorText:
         sign = "-" if reads.lo < 0 else "+"
         text = f"{first} {sign} {abs(reads.lo)}" if reads.lo else first
         return text if reads.div == 1 else f"-(-({text}) // {reads.div})"
+
+
+def _sizes(node: Compute) -> dict[str, int]:
+    """The sizes of the dims of an operator's values."""
+    return {d.name: d.size for v in (*node.ins, *node.outs) for d in v.type.dims}
 
 
 def store(away: Mapping[Var, str]) -> str:

@@ -1,10 +1,11 @@
 """Attention: softmax(scale * q·k)·v along the dim `mem`, one kernel that never stores the softmax.
 
 Scores are contracted over `key`; a position that the mask hides scores -1e9, so that a row that
-sees nothing is uniform. In place of a mask of bools there may be one number, the last position that
-every row sees: no program says it, `named/attention_fusion.py` finds it. `attention_lse` also yields the logarithm of the sum of the exponentials,
-from which the gradient computes the softmax anew (Dao et al. 2022). Where `key` or `mem` is split,
-the primitives of `named/attention_fusion.py` are used instead.
+sees nothing is uniform. In place of a mask of bools there may be one number, the last position
+that every row sees: no program writes it, `named/attention_fusion.py` finds it. `attention_lse`
+also yields the logarithm of the sum of the exponentials, from which the gradient computes the
+softmax anew (Dao et al. 2022). Where `key` or `mem` is split, the primitives of
+`named/attention_fusion.py` are used instead.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from meshdsl.backends.runtime.attention_kernels import (
     attention_grad,
     attention_lse,
     attention_of_mask,
+    attention_up_to,
 )
 from meshdsl.backends.runtime.private_kernels import agrees
 
@@ -86,3 +87,12 @@ def test_a_kernel_that_is_private_to_torch_is_tried_before_it_is_used(
     assert not agrees(("wrong",), trial(1.2))
     monkeypatch.undo()
     assert not agrees(("refused",), lambda: attention_kernels._trial(1, like, True, 0.2))
+
+
+@pytest.mark.parametrize("last", [-1, 0, 2, 4, 9])
+def test_attention_up_to_a_position_is_that_of_its_mask(last: int) -> None:
+    """Below 0 every row is uniform, as where a mask hides all; beyond the end all is read."""
+    q, k, v = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    seen = (torch.arange(5) <= last)[None, None, None]
+    by_mask = attention_of_mask(q, k, v, seen, scale=0.3)
+    assert torch.allclose(attention_up_to(q, k, v, last, scale=0.3), by_mask, atol=1e-6)
