@@ -530,19 +530,19 @@ def totals(compared: schema.TableFacts) -> Iterator[tuple[str, list[str], list[b
     works = ["totals" in c for c in compared["columns"]]
     for label, texts in _amounts(compared["columns"]):
         first = texts[works.index(True)]
-        counts = label != "written"
+        counts = label != "annotations"
         differs = [counts and ok and t != first for t, ok in zip(texts, works, strict=True)]
         yield label, texts, differs
 
 
 def _amounts(columns: Sequence[schema.ColumnFacts]) -> Iterator[tuple[str, list[str]]]:
     axes = dict.fromkeys(a for c in columns if "totals" in c for a in c["totals"]["by_axis"])
-    yield "written", [_written(c) if "totals" in c else "-" for c in columns]
+    yield "annotations", [_written(c) if "totals" in c else "-" for c in columns]
     for axis in axes:
         yield f"sent, {axis}", _each(columns, partial(_over, axis))
     yield "sent, all", _each(columns, lambda c: doc.exact(c["totals"]["wire_bytes"]))
     yield "collectives", _each(columns, lambda c: f"{c['totals']['collectives']:,}")
-    yield "memory", _each(columns, lambda c: doc.exact(c["memory"]["peak"]))
+    yield "memory held", _each(columns, lambda c: doc.exact(c["memory"]["peak"]))
     if any("time" in c for c in columns):
         for label, key in TIMES.items():
             yield label, _each(columns, partial(_time, key))

@@ -372,10 +372,15 @@ def sending(c: CollectiveFacts, whose: str, brief: bool = False) -> Text:
     phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
     op = f" {c['op']}" if c["op"] else ""
     head = f"{c['kind']}{op} of {whose} over {'+'.join(c['axes'])}{phase}"
-    trips = "" if c["count"] == 1 else f" in {c['count']} iterations"
+    trips = "" if c["count"] == 1 else f" in all {c['count']:,} {_unit(c)}s"
     most = "at most " if "balanced_bytes" in c else ""
     amount = f"{most}{human(c['wire_bytes'])}{trips}" if brief else _sent(c)
     return (Piece(head, "sent"), Piece(f": {amount}", "amount"))
+
+
+def _unit(c: CollectiveFacts) -> str:
+    """What a collective is repeated in: a send between stages is a message of each micro-batch."""
+    return "message" if c["kind"] == "send" else "iteration"
 
 
 def _bucket(c: CollectiveFacts) -> str:
@@ -422,10 +427,12 @@ def _sent(c: CollectiveFacts) -> str:
     if c["count"] == 1:  # the digits are in the formula
         return f"{most}{human(c['wire_bytes'])} sent per device{meanwhile}"
     total = f"{most}{human(c['wire_bytes'])} sent per device{meanwhile}"
-    each, trips = human(c["trip_bytes"]), f"{c['count']} iterations"
+    unit = _unit(c)
+    an = "a" if unit == "message" else "an"
+    each, trips = human(c["trip_bytes"]), f"{c['count']} {unit}s"
     if c["trip_bytes"] * c["count"] > c["wire_bytes"]:  # of a device with blocks of several sizes
-        return f"up to {each} an iteration, in {trips} {total}"
-    return f"{each} an iteration × {trips} = {total}"
+        return f"up to {each} {an} {unit}, in {trips} {total}"
+    return f"{each} {an} {unit} × {trips} = {total}"
 
 
 def _inputs(c: CollectiveFacts) -> str:
@@ -506,7 +513,7 @@ def held(memory: Mapping[str, int]) -> Iterator[Item]:
     yield _headed("Memory per device:", f"{human(memory['peak'])} at its peak")
     words = {**KINDS, "activations": f"activations, line {memory['peak_line']}"}
     if memory["grads_later"]:
-        words["grads"] = f"gradients so far, of {human(memory['grads'])}"
+        words["grads"] = f"gradients (later {human(memory['grads'])})"
     amounts = at_peak(memory)
     shown = (kind for kind in KINDS if memory[kind] or kind == "activations")
     yield from _amounts([("", words[kind], amounts[kind]) for kind in shown])

@@ -17,6 +17,7 @@ from meshdsl.report.document import (
     Document,
     Gap,
     Table,
+    counted,
     human,
     line,
 )
@@ -127,7 +128,12 @@ def _largest(
 def _left_out(others: Sequence[CollectiveFacts]) -> Iterator[Block]:
     if others:
         sent = human(sum(c["wire_bytes"] for c in others))
-        ones = "entry sends" if len(others) == 1 else f"{len(others):,} entries send"
+        runs = counted(sum(c["count"] for c in others), "collective")
+        ones = (
+            f"entry ({runs}) sends"
+            if len(others) == 1
+            else f"{len(others):,} entries ({runs}) send"
+        )
         yield line(f"The other {ones} {sent} per device.")
 
 

@@ -115,7 +115,7 @@ def test_a_tensor_by_the_last_part_of_its_name_and_in_a_bucket() -> None:
 def test_a_tensor_on_a_line_the_largest_of_it() -> None:
     found = shown(TRANSFORMER, line=40, top=1)
     assert len(heads(found)) == 1
-    assert found.endswith("The other 2 entries send 3.01 KiB per device.")
+    assert found.endswith("The other 2 entries (2 collectives) send 3.01 KiB per device.")
 
 
 @pytest.mark.parametrize(
