@@ -181,7 +181,7 @@ def _head(found: SearchResult) -> str:
     where = f"--mesh {shlex.quote(str(problem.mesh))}"
     if problem.timing is not None:
         where += f" --cluster {problem.timing.cluster.name}"
-    proof = "least of all" if found.proven else "best found"
+    proof = "proven best" if found.proven else "best found"
     least = f"{proof} by {problem.objective}"
     return f"meshdsl search {problem.program.name} {where}: {least}"
 
@@ -241,9 +241,7 @@ def _scope(found: SearchResult) -> str:
     words += [f"{counted(count.pipelines, 'pipeline')} evaluated"] if count.pipelines else []
     mesh = str(problem.mesh) or "one device"
     layouts = ("at least " if count.cut else "") + counted(count.valid, "layout")
-    return (
-        f"{problem.program.name} on {mesh}{cluster}: {layouts} ({count.level}): {', '.join(words)}"
-    )
+    return f"{problem.program.name} on {mesh}{cluster}: {layouts}: {', '.join(words)}"
 
 
 def _proof(found: SearchResult) -> str:

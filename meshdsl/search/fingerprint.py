@@ -1,6 +1,6 @@
 """For which version of a program a layout was searched: eight hex digits behind the layout's head.
 
-They stand in the comment that `search --write` leaves: `# meshdsl search mlp --mesh …: least of all
+They stand in the comment that `search --write` leaves: `# meshdsl search mlp --mesh …: proven best
 by bytes; program 3f9a2b1c`.
 """
 
