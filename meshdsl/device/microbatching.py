@@ -378,7 +378,7 @@ class _Cutting:
         fixes: tuple[Fix, ...] = ()
         if not table.reverses:
             what = f"`{self.cut.name}` does not go back from the last of them to the first"
-            help = f"take `terapipe[{dims}]({self.cut.micro})`"
+            help = f"use `terapipe[{dims}]({self.cut.micro})`"
             fixes = by_schedule(self.cut.span, "terapipe")
         elif self.given:
             axes = " and ".join(f"`{axis}`" for axis in self.given)
@@ -495,7 +495,7 @@ class _Cutting:
         sums = [v for v, h in parts.items() if isinstance(h, Partial)]
         var = next(iter(sums or parts))
         part = parts[var]
-        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        name = f"`{var.value.label}`" if var.value.name else f"the result of `{var.hint}`"
         dims = " and ".join(f"`{d}`" for d in self.cut.dims)
         words = lookup(node.name).words
         what = (
@@ -695,7 +695,7 @@ class _Cutting:
     def _left(self, node: Compute) -> str:
         """What leaves the loop, by its name, and where it goes."""
         (var,), out = node.ins, node.outs[0]
-        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        name = f"`{var.value.label}`" if var.value.name else f"the result of `{var.hint}`"
         if any(n.phase == "update" and out in reads_of(n) for n in self.source.body):
             return f"{name} is read by the update"
         return f"{name} is returned"
@@ -706,7 +706,7 @@ class _Cutting:
             f"{self._left(node)}, the {part.op} over micro-batches",
             node.ins[0].value.span,
             Related(self.cut.span, "divided here"),
-            help="return what it is taken of, or a sum or a mean",
+            help="return the tensor that it is over, or a sum or a mean",
         )
 
 

@@ -258,7 +258,7 @@ class Cuts:
         return made is not None and here is not None and self.found.stage(made) != here
 
     def _message(self, var: Var, source: int, target: int, position: int) -> Message:
-        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        name = f"`{var.value.label}`" if var.value.name else f"the result of `{var.hint}`"
         arrived = replace(var, name=self.names.fresh(f"{var.name}_in"))
         step = send(var.placement, self.pipe.axis)
         held, sent = step.payload(var.type, self.mesh), step.wire(var.type, self.mesh)

@@ -499,7 +499,7 @@ class _PhaseAssignment:
 
 def _named(var: Var) -> str:
     """A variable in a message."""
-    return f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+    return f"`{var.value.label}`" if var.value.name else f"the result of `{var.hint}`"
 
 
 def read_in(reader: Node, part: StagePhase, var: Var) -> StagePhase:

@@ -131,13 +131,13 @@ class Expressions:
         assigned = Related(stack.span, "assigned in the loop before")
         again = Related(stack.again, "assigned here again, in this loop")
         message = f"is `{stack.name}` what the loop before has stacked, or this loop's own?"
-        help = "give one of them another name; a loop carries what has a value before it"
+        help = "give one of them another name; a loop passes on only names with a value before it"
         fail("MD0120", message, name.span, assigned, again, help=help)
 
     def _unknown_tensor(self, name: ast.Name, scope: Scope) -> NoReturn:
         if name.text in scope.later:
             where = Related(scope.later[name.text], "it is assigned here")
-            help = "assign it before; a loop carries what has a value before the loop"
+            help = "assign it before; a loop passes on only names with a value before it"
             message = f"`{name.text}` is read before it has a value"
             fail("MD0121", message, name.span, where, help=help)
         if name.text in load_all() or name.text in scope.declarations.operators:

@@ -306,7 +306,7 @@ class _EntryReader:
     def _param(self, name: str, entry: ast.WeightsEntry, at: int) -> StoredParam:
         for place in entry.places[:-1]:
             if isinstance(place, ast.StoredPath) and _dotted(place.path) == INIT:
-                message = f"what stands behind `{INIT}` is never read"
+                message = f"the text after `{INIT}` is never read"
                 fail("MD0147", message, place.span, help=f"write `{INIT}` as the last one")
         places, optional = self._places(name, entry, at, (name,))
         first = entry.places[0]

@@ -286,7 +286,7 @@ def _lint_slices(use: ScheduleUse, dim: str, size: int, micro: int) -> Iterator[
     shown = " ".join(parts if micro <= MOST_TRIED else [*parts[:MOST_TRIED], "…"])
     help = f'write the size of each: `slices="{shown}"`'
     if size < micro:
-        help = f"take {size} micro-batches or fewer"
+        help = f"use {size} micro-batches or fewer"
     yield Diagnostic("MD0534", message, use.span, help=help)
 
 

@@ -403,9 +403,9 @@ def _sized(pipe: Piped, size: int, mesh: Mesh, program: NamedProgram) -> Piped:
     else:
         sizes = [n for n in range(1, size + 1) if size % n == 0]
         counts = (max((n for n in sizes if n < stages), default=1), *_above(sizes, stages))
-        help = f"take {' or '.join(map(str, counts))} {'stage' if counts[-1] == 1 else 'stages'}"
+        help = f"use {' or '.join(map(str, counts))} {'stage' if counts[-1] == 1 else 'stages'}"
     if size > stages and (pipe.use is None or stages > MOST_SHOWN):
-        help += f'; or say how many each has, in its schedule: `layers="{shared(size, stages)}"`'
+        help += f'; or give each its number in the schedule: `layers="{shared(size, stages)}"`'
     message = f"`{pipe.dim}` of size {size} does not divide over {stages} stages of `{pipe.axis}`"
     fixes = _with_layers(pipe, shared(size, stages)) if MOST_SHOWN >= stages < size else ()
     help = f"or {help}" if fixes else help
@@ -433,7 +433,7 @@ def check_layers(use: ScheduleUse, size: int, stages: int) -> None:
     if fits:
         message = f"`layers=` leaves stage {use.layers.index(0)} without a layer"
     if size < stages:
-        help = f"take {size} stages or fewer: each has one layer at least"
+        help = f"use {size} stages or fewer: each needs a layer"
     fail("MD0538", message, use.span, help=help)
 
 

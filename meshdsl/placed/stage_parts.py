@@ -64,7 +64,7 @@ class StageParts:
         self.loop, self.gradient_loop = self._loops()
         if not pipe.sizes and self.loop.dim.size % stages:
             message = f"`{pipe.dim}` does not divide over the {stages} stages of the table"
-            fail("MD0334", message, pipe.span, help="take as many iterations on each stage")
+            fail("MD0334", message, pipe.span, help="give all stages the same number of iterations")
         self.blocks = pipe.iterations(self.loop.dim.size, stages)
         self.trained = {u.old for u in program.updates if u.old.role == "param"}
         self.param_of = {s.value: s.of for s in program.states}

@@ -223,7 +223,7 @@ def _check_figure(
             over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
             where = f" in `{program}`" if len(figures) > 1 else ""
             message = f"expected {entry.what.text}{over} {_said(wanted)}, but it is {_said(actual)}"
-            why: str | None = "`meshdsl explain` shows each collective and why it is there"
+            why: str | None = "`meshdsl explain` shows where it comes from"
             fixes = _expected(entry.value.span, str(actual))
             if right:
                 why = f"`{right[0]}` meets it"

@@ -195,7 +195,7 @@ def dualpipe_v(devices: int, micro: int) -> Rows:
     backward pass of another, so that the messages of one are hidden behind the other. It takes 2D
     micro-batches at least.
     """
-    help = f"take {2 * devices} or more"
+    help = f"use {2 * devices} or more"
     needs(micro >= 2 * devices, f"{counted(micro, 'micro-batch')} on {devices} devices", help)
     for device in range(devices):
         yield _dual_row(device, devices, micro)

@@ -135,7 +135,7 @@ def sliced(which: str | TableReader, tokens: int, request: ScheduleRequest) -> S
     if not verified.reverses or schedule.stages > schedule.devices:
         message = f"micro-batches of `{schedule.name or which}` are no slices of a sequence: it "
         message += "does not take the backward passes of a stage from the last to the first"
-        fail("MD0532", message, help="take `terapipe`")
+        fail("MD0532", message, help="use `terapipe`")
     times = parse_slice_times(request.slice_times or "slice=1")
     unit = 1 if request.unit is None else request.unit
     about = (tokens, schedule.stages, schedule.micro, times.of, unit)

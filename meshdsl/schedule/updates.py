@@ -64,7 +64,7 @@ def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
     one before it began, so every stage is one update behind.
     """
     size = batch or devices
-    help = f"take {devices} or more to an update"
+    help = f"use {devices} or more micro-batches for an update"
     needs(size >= devices, f"an update every {size} micro-batches on {devices} devices", help)
     description = f"{micro} micro-batches with an update every {size}"
     needs(micro % size == 0, description, f"take a multiple of {size}")

@@ -288,7 +288,7 @@ def test_one_micro_batch_is_the_whole_batch() -> None:
 
 
 LEAVES = {
-    "what `max` yields is returned, the max over micro-batches": ("return loss", "return max(z)"),
+    "the result of `max` is returned, the max over micro-batches": ("return loss", "return max(z)"),
 }
 
 

@@ -156,7 +156,7 @@ def test_forward_doubling_is_less_idle_than_units_in_a_row() -> None:
     [
         (4, 12, 2, "multiple of 8, or a multiple of 4 below 8"),
         (4, 6, 2, "of 4 below 8"),
-        (4, 8, 3, "take 1 or 2"),
+        (4, 8, 3, "use 1 or 2"),
     ],
 )
 def test_forward_doubling_of_other_numbers_is_refused(

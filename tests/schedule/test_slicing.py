@@ -134,7 +134,7 @@ def test_the_command_prints_the_best_slices(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "help"),
     [
-        (("gpipe", *SIZE), "MD0532", "take `terapipe`"),
+        (("gpipe", *SIZE), "MD0532", "use `terapipe`"),
         (("interleaved", *SIZE, "--chunks", "2"), "MD0532", "leave out `--chunks`"),
         (("terapipe", *SIZE, "--times", "F=2"), "MD0532", "leave out `--times`"),
         (("terapipe", *SIZE[:4], "--unit", "2"), "MD0532", "write `--tokens 2048`"),
