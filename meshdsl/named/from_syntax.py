@@ -302,7 +302,8 @@ class ProgramBuilder:
             fail("MD0104", message, name.span, where, fixes=fixes)
         if node.target.dims is None:
             at = Span(name.span.source, name.span.end, name.span.end)
-            fixes = (Fix(f"write `param {name.text}[]` for a scalar", (Edit(at, "[]"),), safe=False),)
+            title = f"write `param {name.text}[]` for a scalar"
+            fixes = (Fix(title, (Edit(at, "[]"),), safe=False),)
             help = advice(fixes, f"or name its dims: `param {name.text}[dims]`")
             fail("MD0250", "a parameter needs its dims", node.span, help=help, fixes=fixes)
         (dims, is_open), dtype = both(
