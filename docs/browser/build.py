@@ -136,8 +136,9 @@ def _fill_cache(folder: Path) -> None:
     """The cache that the browser begins with: the tables of the parser, the plans of `FIRST`."""
     programs = [example["text"] for example in _examples() if example["name"] in FIRST]
     text = (
-        "import json, sys; from meshdsl.play.answer import answered;"
-        "[answered({'name': '', 'text': t, 'options': {}}) for t in json.load(sys.stdin)]"
+        "import json, sys; from meshdsl.diagnostics import Source;"
+        "from meshdsl.pipeline import Options; from meshdsl.play.answer import answer;"
+        "[answer(Source('', text), Options()) for text in json.load(sys.stdin)]"
     )
     environment = os.environ | {"MESHDSL_CACHE": str(folder)}
     command = [sys.executable, "-c", text]

@@ -14,8 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
+from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.costgraph.graph import (
     CostFactor,
     CostGraph,

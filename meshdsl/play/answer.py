@@ -7,7 +7,6 @@ strings of a browser do. What is markup was written by `report/html.py`, which e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
 from functools import partial
 
 from meshdsl.analysis import analyse
@@ -17,21 +16,17 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import Compilation, Options, timing_of
 from meshdsl.play.protocol import (
     Choices,
-    CompileJob,
-    CompileQuestion,
-    Failed,
     PageAnswer,
     PageDiagnostic,
     PageEdit,
     PageFix,
-    PageOptions,
     PagePicture,
     PagePlace,
     PageResult,
     Runs,
     TextQuestion,
 )
-from meshdsl.play.questions import QUESTION, check_form
+from meshdsl.play.questions import check_form
 from meshdsl.report.checks import check_source
 from meshdsl.report.document import human, line, scaled
 from meshdsl.report.html import HTMLWriter
@@ -50,7 +45,7 @@ def answer(source: Source, options: Options) -> PageAnswer:
     units = Units(source.text)
     return {
         "choices": _choices(analysis.declarations),
-        "diagnostics": [_diagnostic(d, source, units) for d in diagnostics],
+        "diagnostics": [diagnostic_of(d, source, units) for d in diagnostics],
         "result": result,
     }
 
@@ -173,7 +168,8 @@ class Units:
         return offset + sum(char > "\uffff" for char in self._text[:offset])
 
 
-def _diagnostic(diagnostic: Diagnostic, source: Source, units: Units) -> PageDiagnostic:
+def diagnostic_of(diagnostic: Diagnostic, source: Source, units: Units) -> PageDiagnostic:
+    """A diagnostic, its places in the page's text."""
     span = diagnostic.span
     return {
         "code": diagnostic.code,
@@ -185,7 +181,7 @@ def _diagnostic(diagnostic: Diagnostic, source: Source, units: Units) -> PageDia
             {"message": safe(r.message), "where": _where(r.span, source, units)}
             for r in diagnostic.related
         ],
-        "fixes": [_fix(fix, units) for fix in diagnostic.fixes if fix.is_of(source.text)],
+        "fixes": [fix_of(fix, units) for fix in diagnostic.fixes if fix.is_of(source.text)],
     }
 
 
@@ -197,11 +193,13 @@ def _where(span: Span, source: Source, units: Units) -> PagePlace:
     return {"line": span.line, "column": span.column, "start": start, "end": end}
 
 
-def _fix(fix: Fix, units: Units) -> PageFix:
-    return {"title": fix.title, "edits": [_edit(edit, units) for edit in fix.edits]}
+def fix_of(fix: Fix, units: Units) -> PageFix:
+    """A way out, its edits in the page's text."""
+    return {"title": fix.title, "edits": [edit_of(edit, units) for edit in fix.edits]}
 
 
-def _edit(edit: Edit, units: Units) -> PageEdit:
+def edit_of(edit: Edit, units: Units) -> PageEdit:
+    """An edit of the page's text."""
     return {
         "start": units.at(edit.span.start),
         "end": units.at(edit.span.end),
@@ -209,34 +207,7 @@ def _edit(edit: Edit, units: Units) -> PageEdit:
     }
 
 
-def answered(job: CompileJob) -> PageAnswer | Failed:
-    """The answer to a job; `{"failed": …}` where the compiler itself failed."""
-    try:
-        return answer(Source(job["name"], job["text"]), Options(**job["options"]))
-    except Exception as error:  # our own mistake: the page says so, and the next question is new
-        return {"failed": f"{type(error).__name__}: {error}"[:500]}
-
-
-# --- questions -------------------------------------------------------------------------------
-
-
-def job_of(question: CompileQuestion, name: str, base: Options) -> CompileJob:
-    """The job of a question to `/compile`; what it does not choose is as in `base`."""
-    check_form(question, QUESTION)
-    return {"name": name, "text": question["text"], "options": asdict(_chosen(question, base))}
-
-
-def _chosen(question: PageOptions, base: Options) -> Options:
-    return replace(
-        base,
-        program=question["program"],
-        mesh=question["mesh"],
-        layout=question["layout"],
-        sbp=question["sbp"],
-        cluster=question["cluster"],
-        reduce=question["reduce"],
-        set_dims=question["sizes"],
-    )
+# --- colours -----------------------------------------------------------------------------------
 
 
 def runs_of(question: TextQuestion) -> Runs:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from meshdsl.pipeline import Options
-from meshdsl.play.answer import answered, job_of, runs_of
-from meshdsl.play.protocol import CompileQuestion, Failed, PageAnswer
+from meshdsl.play.answer import runs_of
+from meshdsl.play.jobs import PATHS, Jobs, job_of
+from meshdsl.play.protocol import CompareQuestion, CompileQuestion, Failed, JobAnswer
 from meshdsl.play.questions import HTTPRefused
 
 FILE = "program.mdsl"
@@ -32,9 +34,15 @@ def reply(path: str, body: str) -> str:
         return json.dumps([500, {"error": f"meshdsl itself failed: {type(error).__name__}"}])
 
 
-def _compile(question: CompileQuestion) -> PageAnswer | Failed:
-    """The outcome of a text under the choices beside it."""
-    return answered(job_of(question, FILE, Options()))
+_JOBS = Jobs()
 
 
-_ROUTES: Mapping[str, Callable[[Any], object]] = {"/compile": _compile, "/colours": runs_of}
+def _job(path: str, question: CompileQuestion | CompareQuestion) -> JobAnswer | Failed:
+    """The answer to a question that is a job."""
+    return _JOBS.answer(job_of(path, question, FILE, Options()))
+
+
+_ROUTES: Mapping[str, Callable[[Any], object]] = {
+    **{path: partial(_job, path) for path in PATHS},
+    "/colours": runs_of,
+}

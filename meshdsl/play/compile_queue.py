@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meshdsl.play.protocol import CompileJob, Failed, PageAnswer
+    from meshdsl.play.protocol import CompileJob, Failed, JobAnswer
 
 _START = "from meshdsl.play.compile_queue import main; main()"
 
@@ -26,12 +26,13 @@ def main() -> None:
     """Answer questions, a line of JSON each, until the server ends and with it this input."""
     questions: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(questions,), daemon=True).start()
-    from meshdsl.play.answer import answered
+    from meshdsl.play.jobs import Jobs
 
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing that is printed can be taken for an answer
+    jobs = Jobs()
     while True:
-        replies.write(f"{json.dumps(answered(json.loads(questions.get())))}\n")
+        replies.write(f"{json.dumps(jobs.answer(json.loads(questions.get())))}\n")
         replies.flush()
 
 
@@ -51,7 +52,7 @@ class Desk:
         self._busy = False
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, job: CompileJob) -> PageAnswer | Failed | None:
+    def ask(self, job: CompileJob) -> JobAnswer | Failed | None:
         """The answer to a question; None if another one was asked meanwhile.
 
         `{"failed": …}` where the compiler itself failed.
@@ -72,7 +73,7 @@ class Desk:
             if not line:
                 self._end()
                 return {"failed": f"the compiling process ended with {process.returncode}"}
-        reply: PageAnswer | Failed = json.loads(line)
+        reply: JobAnswer | Failed = json.loads(line)
         return reply
 
     def warm(self) -> None:

@@ -19,13 +19,14 @@ const overHTTP = () => {
 // programs that wait only the newest is compiled, and a worker that takes too long for one that is no
 // longer wanted is ended. `tell` is called with what the worker is at until it is ready.
 const inWorker = (tell) => {
+  const JOBS = ["/compile", "/compare", "/search"]; // what takes long; the rest is answered between
   const PATIENCE = 20000; // milliseconds, of which none count while the worker loads
   const superseded = { status: 409, body: { error: "superseded by a newer question" } };
   let worker = null;
   let isLoading = false;
   let last = 0;
-  let compiling = 0; // the number of the question that is being compiled
-  let waiting = null; // the newest program that waits for it: { question, done }
+  let compiling = 0; // the number of the job under way
+  let waiting = null; // the newest job that waits for it: { path, question, done }
   const asked = new Map(); // what is done with the answer, by the number of the question
 
   const start = () => {
@@ -49,9 +50,9 @@ const inWorker = (tell) => {
     asked.delete(id);
     if (id === compiling) compiling = 0;
     if (compiling || !waiting) return;
-    const { question, done } = waiting;
+    const { path, question, done } = waiting;
     waiting = null;
-    compiling = post("/compile", question, done);
+    compiling = post(path, question, done);
   };
   const post = (path, question, done) => {
     if (!worker) start();
@@ -66,10 +67,10 @@ const inWorker = (tell) => {
     else end("it took too long");
   }, PATIENCE);
   return (path, question) => new Promise((done) => {
-    if (path !== "/compile") return post(path, question, done);
+    if (!JOBS.includes(path)) return post(path, question, done);
     if (!compiling) return (compiling = post(path, question, done));
     waiting?.done(superseded);
-    waiting = { question, done };
+    waiting = { path, question, done };
     endIfSlow(compiling);
   });
 };

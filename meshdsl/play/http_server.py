@@ -21,14 +21,16 @@ from urllib.parse import parse_qs, urlsplit
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.option_edits import leave_out
 from meshdsl.pipeline import Options
-from meshdsl.play.answer import job_of, runs_of
+from meshdsl.play.answer import runs_of
 from meshdsl.play.compile_queue import Desk
 from meshdsl.play.edited_file import EditedFile
+from meshdsl.play.jobs import PATHS, job_of
 from meshdsl.play.page import begun, page
 from meshdsl.play.protocol import (
+    CompareQuestion,
     CompileQuestion,
     Failed,
-    PageAnswer,
+    JobAnswer,
     PageState,
     Saved,
     SaveQuestion,
@@ -58,9 +60,9 @@ class Play:
         source, digest = self.document.read()
         return begun("server", source, self.options, digest, self.document.writable)
 
-    def compile(self, question: CompileQuestion) -> PageAnswer | Failed:
-        """The outcome of a text under the choices beside it; 409 where a newer one was asked."""
-        outcome = self.desk.ask(job_of(question, self.document.name, self.options))
+    def ask(self, path: str, question: CompileQuestion | CompareQuestion) -> JobAnswer | Failed:
+        """The answer to a question that is a job; 409 where a newer one was asked."""
+        outcome = self.desk.ask(job_of(path, question, self.document.name, self.options))
         if outcome is None:
             raise HTTPRefused(409, "superseded by a newer question")
         return outcome
@@ -110,7 +112,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """A question in JSON."""
         play = self.play
-        routes = {"/compile": play.compile, "/colours": runs_of, "/save": play.save}
+        jobs = {path: partial(play.ask, path) for path in PATHS}
+        routes = {**jobs, "/colours": runs_of, "/save": play.save}
         self._answer({path: partial(self._asked, ask) for path, ask in routes.items()})
 
     def _answer(self, routes: Mapping[str, Callable[[], Reply]]) -> None:

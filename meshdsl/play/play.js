@@ -6,6 +6,7 @@
   const PAUSE = 200; // milliseconds without a keystroke before the server is asked
   const LONG = 1500; // milliseconds after which a question under way gives way to a newer one
   const COLOURED = 60000; // characters up to which words have colours
+  const SEARCHED = 10000; // milliseconds of a search after which no further round begins
   const RULES = "rules"; // the choice of a layout or a mesh that is typed
   const text = $("text");
 
@@ -228,6 +229,7 @@
   const busy = (yes) => $("outcome").setAttribute("aria-busy", String(yes)); // not of what is typed
   const refresh = (pause = 0) => {
     busy(true);
+    if (searching && searching.asked !== JSON.stringify(question())) endSearch("The search has ended: the program has changed.");
     clearTimeout(waiting);
     waiting = setTimeout(compile, pause);
   };
@@ -241,7 +243,9 @@
     $("verdict").classList.add("busy");
     let reply = null;
     try {
-      reply = await ask("/compile", JSON.parse(asked));
+      const asking = ask("/compile", JSON.parse(asked));
+      mine.over = asking.catch(() => null);
+      reply = await asking;
     } catch {
       reply = { status: 0, body: { error: "the server is gone; `meshdsl play` starts it again" } };
     }
@@ -266,6 +270,7 @@
       return;
     }
     offer(body.choices);
+    offerColumns(body.choices);
     const found = body.diagnostics;
     checked = text.value;
     marks = found.filter((d) => d.where?.start !== undefined).map((d) => ({
@@ -277,6 +282,7 @@
     const errors = found.filter((d) => d.severity === "error").length;
     $("result").classList.toggle("stale", !body.result);
     if (body.result) tell(body.result);
+    $("search").disabled = !shown;
     const count = `${errors} ${errors === 1 ? "error" : "errors"}`;
     const last = shown ? "Below is the outcome of the last program that had none." : "";
     $("verdict").textContent = `${errors ? `${count}. ` : ""}${body.result?.sentence ?? last}`;
@@ -308,6 +314,115 @@
     return item;
   };
 
+  // --- other layouts: jobs that wait for the program under way, one after the other ------------
+
+  let tail = Promise.resolve();
+  const inTurn = (path, entries) => {
+    const job = async () => {
+      while (flight) await flight.over;
+      return ask(path, entries);
+    };
+    tail = tail.then(job).catch(() => ({ status: 0, body: { error: "the server is gone" } }));
+    return tail;
+  };
+  const wrong = ({ status, body }) => {
+    if (status !== 200) return body.error;
+    return body.failed ?? body.diagnostics.filter((d) => d.severity === "error").map((d) => `${d.code}: ${d.message}`).join(" ");
+  };
+
+  let columns = null; // the layouts beside the present one: { kind, name }; null: those of the file
+  let compared = ""; // the question that the columns on the page are the answer to
+  const compare = async () => {
+    if ($("compare").hidden || (shown === null)) return;
+    $("compare-said").textContent = columns?.length === 0 ? "Choose a layout to see it beside the present one." : "";
+    if (columns?.length === 0) return put($("compared"), "");
+    const entries = { ...question(), columns: columns ?? [] };
+    const asked = JSON.stringify(entries);
+    if (asked === compared) return;
+    $("compare").classList.add("busy");
+    const reply = await inTurn("/compare", entries);
+    if (asked !== JSON.stringify({ ...question(), columns: columns ?? [] }) || reply.status === 409) return;
+    $("compare").classList.remove("busy");
+    $("compare-said").replaceChildren(...worded(wrong(reply)));
+    if (wrong(reply)) return;
+    compared = asked;
+    put($("compared"), reply.body.html);
+    offerColumns(choices, reply.body.columns);
+  };
+  const setColumns = (next) => {
+    columns = next;
+    offerColumns(choices);
+    compare();
+  };
+  let choices = { layouts: [], sbps: [] };
+  const offerColumns = (known, present = columns ?? []) => {
+    choices = known;
+    const is = (one) => (other) => one.kind === other.kind && one.name === other.name;
+    const every = [...known.layouts.map((name) => ({ kind: "layout", name })), ...known.sbps.map((name) => ({ kind: "sbp", name }))];
+    const others = every.filter((one) => !present.some(is(one)));
+    $("beside").replaceChildren(new Option("add a layout", ""), ...others.map(({ kind, name }) => new Option(name, `${kind}:${name}`)));
+    $("columns").replaceChildren(...present.map((one) => {
+      const made = button(`${one.name || "none"} ×`, () => setColumns(present.filter((other) => !is(one)(other))));
+      made.setAttribute("aria-label", `Leave out ${one.name || "no layout"}`);
+      return made;
+    }));
+    $("beside").onchange = ({ target }) => {
+      const [kind, ...name] = target.value.split(":");
+      setColumns([...present, { kind, name: name.join(":") }].slice(-6));
+    };
+  };
+
+  let searching = null; // { asked, since }
+  const endSearch = (words) => {
+    searching = null;
+    $("search").textContent = "Search layouts";
+    $("found").classList.remove("busy");
+    if (words) $("found-said").replaceChildren(...worded(words));
+  };
+  const search = async () => {
+    if (searching) return endSearch("The search was stopped.");
+    const mine = (searching = { asked: JSON.stringify(question()), since: performance.now() });
+    $("tab-found").hidden = false;
+    turn($("tab-found"));
+    $("search").textContent = "Stop the search";
+    $("found").classList.add("busy");
+    $("found-said").textContent = "Searching …";
+    $("layouts").replaceChildren();
+    for (;;) {
+      const reply = await inTurn("/search", JSON.parse(mine.asked));
+      if (searching !== mine) return;
+      if (wrong(reply)) return endSearch(wrong(reply));
+      tellFound(reply.body, text.value);
+      if (!reply.body.more) return endSearch(`${reply.body.sentence} ${reply.body.note}`);
+      if (performance.now() - mine.since > SEARCHED) return endSearch(`${reply.body.sentence} ${reply.body.note} The time is over: \`meshdsl search\` goes on.`);
+    }
+  };
+  const tellFound = ({ sentence, head, layouts }, of) => {
+    $("found-said").textContent = `${sentence} Searching on …`;
+    const line = (cells) => {
+      const row = make("tr");
+      row.append(...cells);
+      return row;
+    };
+    const rows = layouts.map(({ layout, figures, name, fix }) => {
+      const into = button("Use", () => {
+        if (of !== text.value) return ($("found-said").textContent = "The program has changed: search again.");
+        apply(fix);
+        spelled.layout = `layout:${name}`;
+        refresh();
+      });
+      into.title = fix.title;
+      const beside = button("Compare", () => {
+        turn($("tab-compare"));
+        setColumns([...(columns ?? []).filter((c) => c.name !== layout), { kind: "layout", name: layout }].slice(-6));
+      });
+      const cell = make("td");
+      cell.append(into, " ", beside);
+      return line([cell, ...figures.map((figure, i) => (i ? make("td", figure) : make("td", figure, "rules")))]);
+    });
+    $("layouts").replaceChildren(line([make("th"), ...head.map((h) => make("th", h))]), ...rows);
+  };
+
   // --- the result ------------------------------------------------------------------------------
 
   let shown = null;
@@ -328,6 +443,7 @@
     if (result.pictures.some((p) => p.title === before)) $("picture").value = before;
     tellPicture();
     tellCode();
+    compare();
   };
   const tellLines = (result) => {
     const open = new Set([...$("lines").querySelectorAll("details[open] > summary")].map((s) => s.textContent));
@@ -369,13 +485,15 @@
       other.tabIndex = other === tab ? 0 : -1;
       $(other.getAttribute("aria-controls")).hidden = other !== tab;
     }
+    compare();
   };
   const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
   for (const tab of tabs) {
     tab.addEventListener("click", () => turn(tab));
     tab.addEventListener("keydown", (event) => {
       if (!(event.key in STEPS)) return;
-      const next = tabs[(tabs.indexOf(tab) + STEPS[event.key] + tabs.length) % tabs.length];
+      const there = tabs.filter((other) => !other.hidden);
+      const next = there[(there.indexOf(tab) + STEPS[event.key] + there.length) % there.length];
       turn(next);
       next.focus();
     });
@@ -463,6 +581,7 @@
   text.addEventListener("input", edited);
   document.addEventListener("selectionchange", () => document.activeElement === text && here());
   $("save").addEventListener("click", save);
+  $("search").addEventListener("click", search);
   $("share").hidden = !isAlone;
   $("share").addEventListener("click", share);
   addEventListener("hashchange", () => isAlone && location.reload()); // another link; ours cause no event

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 
 class PageOptions(TypedDict):
@@ -58,6 +58,19 @@ class CompileQuestion(TextQuestion, PageOptions):
     """A text, and the options to compile it with."""
 
 
+class PageColumn(TypedDict):
+    """A layout, by name or written out, or an `sbp` block: one column of a comparison."""
+
+    kind: Literal["layout", "sbp"]
+    name: str
+
+
+class CompareQuestion(CompileQuestion):
+    """A question, and what stands beside the layout that it chooses."""
+
+    columns: list[PageColumn]
+
+
 class Runs(TypedDict):
     """The words of a text: lengths in UTF-16 units, and classes."""
 
@@ -73,9 +86,11 @@ class Saved(TypedDict):
 class CompileJob(TypedDict):
     """What the compiling process is asked: `options` are fields of `Options`."""
 
+    kind: Literal["compile", "search", "compare"]
     name: str
     text: str
     options: Mapping[str, Any]
+    columns: list[PageColumn]
 
 
 class Choices(TypedDict):
@@ -165,6 +180,47 @@ class PageAnswer(TypedDict):
     choices: Choices
     diagnostics: list[PageDiagnostic]
     result: PageResult | None
+
+
+class PageLayout(TypedDict):
+    """A layout that was found: what `--layout` takes, its figures, and a name that is free.
+
+    `fix` puts it into the program under that name.
+    """
+
+    layout: str
+    figures: list[str]
+    name: str
+    fix: PageFix
+
+
+class SearchAnswer(TypedDict):
+    """The layouts found so far, the best first, under the `head` of their figures.
+
+    Where there is `more` to be tried, the same question goes on with the search.
+    """
+
+    diagnostics: list[PageDiagnostic]
+    sentence: str
+    note: str
+    head: list[str]
+    layouts: list[PageLayout]
+    more: bool
+
+
+class CompareAnswer(TypedDict):
+    """The columns side by side, as markup; empty where the first one is wrong.
+
+    `columns` are those beside the present layout.
+    """
+
+    columns: list[PageColumn]
+    diagnostics: list[PageDiagnostic]
+    html: str
+
+
+JobAnswer: TypeAlias = PageAnswer | SearchAnswer | CompareAnswer
+"""The answer to a job, by its `kind`."""
 
 
 class Failed(TypedDict):

@@ -30,7 +30,11 @@ QUESTION: Mapping[str, Any] = {
     "reduce": str,
     "sizes": dict,
 }
-"""The entries of a question to `/compile`, and their types."""
+"""The entries of a question to `/compile` and `/search`, and their types."""
+COLUMN: Mapping[str, Any] = {"kind": str, "name": str}
+"""The entries of a column of `/compare`: a layout, by name or written out, or an `sbp` block."""
+MOST_COLUMNS = 6
+"""The most columns beside the present one."""
 
 
 def check_form(found: Any, form: Mapping[str, Any]) -> None:

@@ -176,12 +176,17 @@ def block_of(found: SearchResult, plan: Candidate, name: str = NAME, stamp: str 
     return block(name, head, plan, fixed | said)
 
 
-def _head(found: SearchResult) -> str:
+def next_block_of(found: SearchResult, plan: Candidate, name: str) -> str:
+    """The layout block of a plan that comes after the best; reasons would have to be searched."""
+    return block(name, _head(found, "next best"), plan, {})
+
+
+def _head(found: SearchResult, proof: str = "") -> str:
     problem = found.problem
     where = f"--mesh {shlex.quote(str(problem.mesh))}"
     if problem.timing is not None:
         where += f" --cluster {problem.timing.cluster.name}"
-    proof = "proven best" if found.proven else "best found"
+    proof = proof or ("proven best" if found.proven else "best found")
     least = f"{proof} by {problem.objective}"
     return f"meshdsl search {problem.program.name} {where}: {least}"
 
@@ -199,11 +204,9 @@ UNDER_OPTIMAL = "`explain` places with `optimal` reduction, which may send or ho
 
 
 def _blocks(found: SearchResult) -> Iterator[Block]:
-    yield Paragraph((Piece(_scope(found), "strong"),))
+    yield Paragraph((Piece(scope(found), "strong"),))
     best = found.plans[0]
-    yield line(
-        f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}. {UNDER_OPTIMAL}"
-    )
+    yield line(f"{best_of(found)} {UNDER_OPTIMAL}")
     if found.problem.request.budget is not None:
         yield line(_budget(found))
     if found.problem.request.certificate:
@@ -226,7 +229,14 @@ def _blocks(found: SearchResult) -> Iterator[Block]:
         yield _meshes(found)
 
 
-def _scope(found: SearchResult) -> str:
+def best_of(found: SearchResult) -> str:
+    """The figures of the best plan, and what is proven of it."""
+    objective = found.problem.objective
+    return f"Best by {objective}: {figures(found.plans[0])}, {_proof(found)}."
+
+
+def scope(found: SearchResult) -> str:
+    """How many layouts were searched, and how each was judged."""
     problem, count = found.problem, found.count
     cluster = (
         f" ({problem.mesh.devices:,} x {problem.timing.cluster.name})" if problem.timing else ""
@@ -328,16 +338,21 @@ def _changed(found: SearchResult) -> Grid:
 
 def _listed(title: str, plans: tuple[Candidate, ...], found: SearchResult) -> Grid:
     timed = found.problem.timing is not None
-    head = (title, *(("time",) if timed else ()), "sent", "held", "work", "reduce")
-    rows = (
-        (
-            str(plan),
-            *((duration(plan.seconds),) if timed else ()),
-            Piece(human(plan.sent), "sent"),
-            human(plan.peak),
-            scaled(plan.compiled_flops),
-            plan.policy,
-        )
-        for plan in plans
+    rows = ((str(plan), *columns_of(plan)) for plan in plans)
+    return Grid("", (title, *columns(timed)), tuple(rows))
+
+
+def columns(timed: bool) -> tuple[str, ...]:
+    """The heads of the figures of plans in a table."""
+    return (*(("time",) if timed else ()), "sent", "held", "work", "reduce")
+
+
+def columns_of(plan: Candidate) -> tuple[str | Piece, ...]:
+    """The figures of a plan below these heads, each per device."""
+    return (
+        *((duration(plan.seconds),) if plan.timing else ()),
+        Piece(human(plan.sent), "sent"),
+        human(plan.peak),
+        scaled(plan.compiled_flops),
+        plan.policy,
     )
-    return Grid("", head, tuple(rows))

@@ -62,10 +62,13 @@ def _chosen(space: LayoutSpace, axes: Mapping[str, tuple[str, ...]]) -> Chosen:
 
 
 def _by_elimination(space: LayoutSpace, most_work: float) -> Iterator[Chosen]:
-    """The layout whose calls send the least in all, where that can be found without a search."""
+    """The layout whose calls send the least in all, where that can be found without a search.
+
+    A browser has no numpy, and tables are summed by it: there the search begins with the others.
+    """
     try:
         solution = priced_memory(table_graph(space, most_work))
-    except TooWide:
+    except (TooWide, ModuleNotFoundError):
         return
     if solution.found and space.allows(chosen := picked(space, solution)):
         yield chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from meshdsl.diagnostics import Edit, Source, Span
@@ -84,13 +85,25 @@ def inserted(source: Source, tree: ast.SourceFile, names: set[str], text: str, f
         _refuse_taken(tree, names)
     taken = [d for d in tree.declarations if _name(d) in names]
     edits = [Edit(without_line(d.span), "") for d in taken]
+    edits.append(insertion(source, tree, text))
+    return format_source(Source(source.name, apply(source.text, edits)))
+
+
+def insertion(source: Source, tree: ast.SourceFile, text: str) -> Edit:
+    """The edit that puts a declaration behind the last layout, mesh or dim of a file."""
     heads = [
         d for d in tree.declarations if isinstance(d, ast.DimDecl | ast.MeshDecl | ast.LayoutDecl)
     ]
     end = max((d.span.end for d in heads), default=0)
     end = source.text.find("\n", end) + 1 or len(source.text)
-    edits.append(Edit(Span(source, end, end), f"\n{text}\n" if heads else f"{text}\n"))
-    return format_source(Source(source.name, apply(source.text, edits)))
+    return Edit(Span(source, end, end), f"\n{text}\n" if heads else f"{text}\n")
+
+
+def free_name(name: str, tree: ast.SourceFile) -> str:
+    """This name, or it with the first number that makes it that of no layout or mesh of a file."""
+    taken = set(map(_name, tree.declarations))
+    numbered = (f"{name}{number}" for number in itertools.count(2))
+    return name if name not in taken else next(n for n in numbered if n not in taken)
 
 
 def _name(node: ast.Declaration) -> str | None:

@@ -76,7 +76,7 @@ def solve(problems: Sequence[Problem], method: Method) -> SearchResult:
     with _uncollected():
         # The certificate of one mesh is made beside the search.
         begun = ahead(problems[0]) if len(problems) == 1 else None
-        result = _in_rounds(problems, method)
+        *_, result = in_rounds(problems, method)
         if begun is None:
             begun = ahead(result.problem)
         result = certified(result, begun)
@@ -84,8 +84,8 @@ def solve(problems: Sequence[Problem], method: Method) -> SearchResult:
         return result
 
 
-def _in_rounds(problems: Sequence[Problem], method: Method) -> SearchResult:
-    """The best of searches with a budget each, until one has done all that it would.
+def in_rounds(problems: Sequence[Problem], method: Method) -> Iterator[SearchResult]:
+    """The best so far of searches with a budget each, until one has done all that it would.
 
     Those of a smaller budget are the first of a larger one's: with more it is never worse.
     """
@@ -94,10 +94,9 @@ def _in_rounds(problems: Sequence[Problem], method: Method) -> SearchResult:
         tasks = [replace(problem, budget=budget) for problem in problems]
         result = within_memory(tasks, lambda tasks: _searched(tasks, method))
         best = result if best is None else _better(best, result)
+        yield best
         if not budget.is_over:
-            break
-    assert best is not None, "there is a round, however small"
-    return best
+            return
 
 
 def _better(before: SearchResult, found: SearchResult) -> SearchResult:

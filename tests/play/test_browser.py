@@ -31,11 +31,19 @@ from .conftest import QUESTION, TEXT
 __all__ = ["browser"]
 
 
-def compiled(text: str, **more: object) -> Any:
-    """What the worker answers for a text."""
-    status, body = json.loads(reply("/compile", json.dumps(QUESTION | {"text": text} | more)))
+JOBS: dict[str, dict[str, object]] = {"search": {}, "compare": {"columns": []}}
+
+
+def asked(path: str, more: dict[str, object]) -> Any:
+    """What the worker answers."""
+    status, body = json.loads(reply(path, json.dumps(QUESTION | more)))
     assert status == 200, body
     return body
+
+
+def compiled(text: str, **more: object) -> Any:
+    """What the worker answers for a text."""
+    return asked("/compile", {"text": text} | more)
 
 
 # --- Python's side of the worker -------------------------------------------------------------
@@ -181,7 +189,7 @@ addEventListener("message", ({ data: { id, path, question } }) => {
   const { text } = JSON.parse(question);
   postMessage({ progress: "Loading" });
   postMessage({ ready: true });
-  const body = path === "/colours" ? { runs: [[text.length, ""]] } : replies[text];
+  const body = path === "/colours" ? { runs: [[text.length, ""]] } : replies[path + text];
   postMessage({ id, reply: [body ? 200 : 500, body ?? { error: "not foreseen" }] });
 });
 """
@@ -214,7 +222,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (inner / "play").mkdir(parents=True)
     examples = build._examples()
     (inner / "play.html").write_text(static_page([*examples]), encoding="utf-8")
-    replies = json.dumps({text: compiled(text) for text in (TEXT, EDITED)})
+    answers = {f"/compile{text}": compiled(text) for text in (TEXT, EDITED)}
+    answers |= {f"/{job}{TEXT}": asked(f"/{job}", more) for job, more in JOBS.items()}
+    replies = json.dumps(answers)
     worker = STAND_IN.replace("REPLIES", replies)
     (inner / "play/worker.mjs").write_text(worker, encoding="utf-8")
     with serving(folder) as address:
@@ -255,6 +265,10 @@ def test_the_page_asks_its_worker_and_its_address_has_the_program(browser: Any, 
     said, address, text = settled(browser)
     assert (address, text) == (site, TEXT)
     assert "2 collectives send 64 KiB per device." in said
+    for tab, shown in (("tab-compare", "compared"), ("search", "layouts")):
+        table = f"return document.querySelectorAll('#{shown} td').length"
+        browser.execute_script(f"document.getElementById('{tab}').click()")
+        until(lambda table=table: browser.execute_script(table) > 5)
     browser.execute_script(TYPE_OVER, EDITED)
     said, address, _ = until(lambda: (s := settled(browser))[1] != site and s)
     assert "send 32 KiB per device." in said

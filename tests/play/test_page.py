@@ -162,6 +162,27 @@ def test_the_views_by_keyboard(page: Page) -> None:
     assert page.script("return document.querySelector('#time img').naturalWidth") > 500
 
 
+def test_layouts_are_searched_used_and_compared(page: Page) -> None:
+    page.one("#search").click()
+    until(lambda: "proven the best" in page.one("#found-said").text)
+    assert len(page.texts("#layouts .rules")) == 6
+    use, compare = page.browser.find_elements(By.CSS_SELECTOR, "#layouts button")[:2]
+    compare.click()
+    until(lambda: page.texts("#compared p"))
+    assert "B sends 64 KiB less and holds 3.88 MiB more" in page.one("#compared").text
+    assert page.texts("#columns button") == ["batch -> (rows, cols) ×"]
+    page.one("#columns button").click()
+    assert page.one("#compare-said").text.startswith("Choose a layout")
+    Select(page.one("#beside")).select_by_visible_text("data_parallel")
+    until(lambda: "holds 4.38 MiB more" in page.one("#compared").text)
+    page.one("#tab-found").click()
+    use.click()
+    until(lambda: "under layout searched on mesh" in page.settled())
+    assert "layout searched {" in page.text
+    use.click()  # of a program that is no more
+    assert page.one("#found-said").text == "The program has changed: search again."
+
+
 def test_colours_follow_the_words(page: Page) -> None:
     colour = "return getComputedStyle(document.querySelector('#shown .kd')).color"
     until(lambda: page.script("return document.querySelectorAll('#shown .kd').length") > 8)

@@ -19,13 +19,20 @@ from typing import Any
 import pytest
 
 from meshdsl.cli.common import write_whole
-from meshdsl.pipeline import Options
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.play import compile_queue
 from meshdsl.play.compile_queue import Desk
 from meshdsl.play.edited_file import EditedFile
 from meshdsl.play.http_server import HOST, MAX_BODY, Play
+from meshdsl.play.jobs import Jobs, job_of
+from meshdsl.play.layout_search import LayoutSearch
 from meshdsl.play.questions import HTTPRefused
 from meshdsl.project import project
+from meshdsl.report.document import human
+from meshdsl.search.methods import best_plans
+from meshdsl.search.request import SearchRequest
+from meshdsl.syntax.format import format_source
 from tests.project import ROOT
 from tests.waiting import started, until
 
@@ -345,7 +352,9 @@ def test_a_desk_that_closes_leaves_nobody_waiting(desk: Desk) -> None:
 def test_the_process_ends_with_the_server() -> None:
     process = compile_queue._start()
     assert process.stdin
-    process.stdin.write(json.dumps({"name": "f", "text": TEXT, "options": {}}) + "\n")
+    process.stdin.write(
+        json.dumps({"kind": "compile", "name": "f", "text": TEXT, "options": {}}) + "\n"
+    )
     process.communicate()  # closes its standard input, as the end of the server does
     assert process.returncode == 0
 
@@ -361,6 +370,56 @@ def test_questions_at_once_are_answered_or_superseded(served: Served) -> None:
     statuses = [reply.status for reply in replies]
     assert 200 in statuses
     assert set(statuses) <= {200, 409}
+
+
+# --- other layouts ---------------------------------------------------------------------------
+
+
+def test_a_search_goes_on_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshdsl.search.budget.SMALLEST", 30)
+    search, source, options = LayoutSearch(), Source("f", TEXT), Options(cluster="h100")
+    rounds = [search.answer(source, options)]
+    while rounds[-1]["more"]:
+        rounds.append(search.answer(source, options))
+    assert len(rounds) > 1
+    assert "proven the best" in rounds[-1]["sentence"]
+    assert search.answer(source, options) == rounds[0]  # it is over, and begins anew
+    figures = dict(zip(rounds[-1]["head"], rounds[-1]["layouts"][0]["figures"], strict=True))
+    made = Compilation(source, options, Diagnostics())
+    plan = best_plans(SearchRequest(cluster="h100"), made).plans[0]
+    assert (figures["layout"], figures["sent"]) == (str(plan), human(plan.sent))
+
+
+def test_what_is_found_can_be_used_and_compared(served: Served) -> None:
+    text = TEXT.replace("megatron", "searched")
+    found = served.ask("/search", QUESTION | {"text": text}).json
+    columns = []
+    for layout in found["layouts"]:
+        assert layout["name"] == "searched2"
+        (edit,) = layout["fix"]["edits"]
+        used = text[: edit["start"]] + edit["text"] + text[edit["end"] :]
+        assert format_source(Source("f", used)) == used
+        columns.append({"kind": "layout", "name": layout["layout"]})
+    chosen = QUESTION | {"text": used, "layout": "searched2"}
+    assert served.ask("/compile", chosen).json["result"] is not None
+    asked = chosen | {"columns": columns[:2]}
+    compared = served.ask("/compare", asked).json
+    assert (compared["columns"], compared["diagnostics"]) == (columns[:2], [])
+    assert "Per device B sends" in compared["html"]
+    others = served.ask("/compare", QUESTION | {"columns": []}).json
+    assert others["columns"] == [{"kind": "layout", "name": "data_parallel"}]
+    assert "4.38 MiB more than A." in others["html"]
+
+
+def test_where_nothing_can_be_compared_or_searched_is_said() -> None:
+    broken = TEXT.replace("(h, v", "(hh, v")
+    for path, more in (("/search", {}), ("/compare", {"columns": []})):
+        job = job_of(path, QUESTION | {"text": broken} | more, "f", Options())  # type: ignore[typeddict-item]
+        found: Any = Jobs().answer(job)
+        assert [d["code"] for d in found["diagnostics"]] == ["MD0102"]
+    for columns in ([{"kind": "layout", "name": "a"}] * 7, [{"kind": "mesh", "name": "a"}], [1]):
+        with pytest.raises(HTTPRefused):
+            job_of("/compare", QUESTION | {"columns": columns}, "f", Options())  # type: ignore[typeddict-item]
 
 
 # --- the command -----------------------------------------------------------------------------
