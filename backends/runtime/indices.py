@@ -58,6 +58,13 @@ def _ends(x: Any) -> tuple[int, int]:
     return int(least), int(largest)
 
 
+def local_index(index: Any, start: Any, count: int, outside: int = 0) -> tuple[Any, Any]:
+    """Indices counted from `start`, or `outside` where none of `count` is meant; whether one is."""
+    local = index - start
+    inside = (local >= 0) & (local < count)
+    return local.where(inside, outside), inside
+
+
 class DividedByZero(ZeroDivisionError):
     """An integer that is divided by zero."""
 

@@ -251,9 +251,11 @@ def _in_turn(
 
     One that shares a name of the source with earlier ones in the program has their identifier.
     """
-    makers = {v: n.name for n in every(program.body) if isinstance(n, Compute) for v in n.makes}
+    nodes = [node for node in every(program.body) if isinstance(node, Compute)]
+    makers = {v: node.name for node in nodes for v in node.makes}
+    added = {n.out: n.into for n in nodes if n.into is not None and n.adds and n.into in makers}
     in_turn: dict[Var, list[Var]] = {}
-    for new, old in over.items():
+    for new, old in (over | added).items() if added else over.items():
         if new in makers and (old.name not in shared or not old.value.name):
             in_turn[new] = in_turn.setdefault(old, [old])
             in_turn[new].append(new)

@@ -134,6 +134,13 @@ class TorchText:
         self.helpers.append(name)
         return name
 
+    def let_all(self, hints: tuple[str, ...], text: str) -> tuple[str, ...]:
+        """Assign the several values of `text` to fresh variables; returns these."""
+        names = tuple(map(self.fresh, hints))
+        self.lines.append(f"{', '.join(names)} = {text}")
+        self.helpers += names
+        return names
+
     def let_long(self, index: int, text: str) -> str:
         """Assign `text`, operand `index` as i64, to a variable; returns that."""
         self.long[index] = self.let("index", text)

@@ -2,13 +2,15 @@
 
 After expansion a backward pass recomputes results of its forward pass: the maximum and the sum
 of a softmax over a split dim, each behind a collective. No large tensor is kept longer for it: one
-phase reads of another only results smaller than the operands, and none of a `recompute` block.
+phase reads of another only results smaller than the operands, or than which nothing as large has
+been made since, and none of a `recompute` block. What is computed of numbers alone is a number.
 (Value numbering, Alpern, Wegman and Zadeck 1988.)
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import field, replace
 from typing import Any, TypeVar
@@ -18,6 +20,7 @@ from meshdsl.ir.rewrite import Visitor, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import drop_unused
+from meshdsl.named.size_formulas import made
 from meshdsl.ops.opdef import lookup
 from meshdsl.records import dataclass
 
@@ -64,6 +67,9 @@ class Merging(Visitor):
     done:    the remaining operators, with a number, by what they compute.
     shared:  values made in one phase and read in another.
     equals:  whether any operators are equal, merged or not.
+    literals: the values that are numbers.
+    recent:  the last values, each with its elements: less than those before it. Beside the last of
+             a size nothing as large has been made since.
     """
 
     alike: Alike
@@ -75,6 +81,8 @@ class Merging(Visitor):
     shared: set[Value] = field(default_factory=set)
     merged: int = 0
     equals: bool = False
+    literals: dict[Value, Any] = field(default_factory=dict)
+    recent: dict[Value, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: NamedProgram, alike: Alike) -> Merging:
@@ -93,7 +101,15 @@ class Merging(Visitor):
         done = {key: (number, [*before]) for key, (number, before) in self.done.items()}
         values = (dict(self.numbers), dict(self.same), dict(self.gone))
         tables = (*values, done, set(self.shared))
-        return Merging(self.alike, self.kept, *tables, self.merged, self.equals)
+        return Merging(
+            self.alike,
+            self.kept,
+            *tables,
+            self.merged,
+            self.equals,
+            dict(self.literals),
+            dict(self.recent),
+        )
 
     def now(self, node: N) -> N:
         """A node that reads what stands for what has been removed."""
@@ -104,6 +120,7 @@ class Merging(Visitor):
         self.merged += loop.merged
         self.equals |= loop.equals
         self.gone.update(loop.gone)
+        self.recent.clear()
 
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The block with its equal operators merged."""
@@ -144,9 +161,18 @@ class Merging(Visitor):
     def op(self, op: NamedOp) -> NamedOp | None:
         """The next operator, an identity of an equal one, or None where that one replaces it."""
         op = self.now(op)
-        if op.kind is not None or len(op.outs) != 1 or lookup(op.name).overwrites:
+        if op.ins and self.literals.keys() >= {*op.ins}:
+            op = _folded(op, [self.literals[v] for v in op.ins])
+        if op.name == "constant":
+            self.literals[op.out] = op.attr("value")
+        merges = op.kind is None and len(op.outs) == 1 and not lookup(op.name).overwrites
+        number, before = self._equal(op) if merges else (None, [])
+        if not before:
+            size = max(v.type.elements for v in op.outs)
+            self.recent = {v: n for v, n in self.recent.items() if n > size}
+            self.recent[op.outs[-1]] = size
+        if not merges:
             return op
-        number, before = self._equal(op)
         self.equals |= bool(before)
         self.numbers[op.out] = number
         first = next((b for b in before if self._may_stand_for(b, op)), None)
@@ -188,8 +214,10 @@ class Merging(Visitor):
 
     def _may_stand_for(self, first: NamedOp, again: NamedOp) -> bool:
         """Whether the result of `first` may be read in place of that of `again`."""
-        if first.phase != again.phase and (first.block is not None or not self._is_light(again)):
-            return False
+        if first.phase != again.phase:
+            is_there = first.out in self.recent or self._is_light(again)
+            if first.block is not None or not is_there:
+                return False
         return self.alike(first, again)
 
     def _is_light(self, op: NamedOp) -> bool:
@@ -197,6 +225,21 @@ class Merging(Visitor):
         most = max((v.type.elements for v in op.ins), default=0)
         shared = all(v in self.shared or not v.type.dims for v in op.ins)
         return op.out.type.elements < most or (shared and op.out.type.elements == most)
+
+
+def _folded(op: NamedOp, numbers: list[int | float]) -> NamedOp:
+    """The number that an operator of numbers yields, if it is one that a text may have."""
+    fold = lookup(op.name).fold
+    if fold is None or op.out.type.dtype.kind != "float" or op.out.name is not None:
+        return op
+    try:
+        number = made(float(fold(*numbers)), op.name, *numbers)
+    except (ArithmeticError, TypeError, ValueError):
+        return op
+    if not math.isfinite(number):
+        return op
+    attrs = (("value", number), ("dtype", op.out.type.dtype))
+    return replace(op, name="constant", ins=(), attrs=attrs)
 
 
 def _is_copy(op: NamedOp) -> bool:

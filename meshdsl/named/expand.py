@@ -54,25 +54,25 @@ def may_be_expanded(op: NamedOp) -> bool:
     return op.name in IN_BLOCKS or lookup(op.name).composite
 
 
-def expand(op: NamedOp, split: Mapping[str, Axes], *, is_step: bool = False) -> Expansion | None:
+def expand(op: NamedOp, split: Mapping[str, Axes]) -> Expansion | None:
     """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes.
 
-    In a training step (`is_step`), `OF_STEPS` are left out (`identities.py`). Walks under many
+    `OF_STEPS` are left out (`identities.py`): what is placed has its gradients. Walks under many
     layouts ask for the same: their programs share its operators.
     """
-    return _expanded(op, tuple(split.items()), is_step)
+    return _expanded(op, tuple(split.items()))
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _expanded(op: NamedOp, axes: tuple[tuple[str, Axes], ...], is_step: bool) -> Expansion | None:
+def _expanded(op: NamedOp, axes: tuple[tuple[str, Axes], ...]) -> Expansion | None:
     expanded = _in_blocks_or_parts(op, dict(axes))
-    if expanded is None or not is_step:
-        return expanded
-    return replace(expanded, ops=tuple(map(_of_a_step, expanded.ops)))
+    if expanded is None:
+        return None
+    return replace(expanded, ops=tuple(map(_once_differentiated, expanded.ops)))
 
 
-def _of_a_step(op: NamedOp) -> NamedOp:
-    """An operator, or the identity that it is in a training step."""
+def _once_differentiated(op: NamedOp) -> NamedOp:
+    """An operator, or the identity that it is where no gradient is taken any more."""
     if op.name in OF_STEPS and op.ins[0].type == op.out.type:
         return replace(op, name="identity", attrs=())
     return op
@@ -155,7 +155,9 @@ def _definition(
     emit = _emit(op, program.builder)
     calls = _calls(op)
     scope = Scope({}, {}, prelude(), calls.path, calls.functions)
-    _bind_dims(function, own_dims(dict(attrs)), scope)
+    own = own_dims(dict(attrs))
+    _bind_dims(function, own, scope)
+    scope.groups["..."] = tuple(dict.fromkeys(d for t in ins for d in t.dims if d not in own))
     for param, value in zip(function.params, _operands(op, emit), strict=False):
         scope.names[param.name.text] = value
     options = dict(attrs)

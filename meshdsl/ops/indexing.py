@@ -89,10 +89,10 @@ def check_text(call: kit.TorchCall, index: int, dim: str) -> str:
     return f"{call.use('check_index')}({', '.join(map(str, args))})"
 
 
-def local_text(call: kit.TorchCall, index: str, dim: str) -> tuple[str, str]:
-    """A variable with `index` counted from the first local element of `dim`, and what is inside."""
-    local = call.let("local", f"{index} - {kit.atom(call.offset(dim))}")
-    return local, f"({local} >= 0) & ({local} < {call.extent(dim)})"
+def local_text(call: kit.TorchCall, index: str, dim: str, outside: str = "") -> str:
+    """`index` counted from the first local element of `dim`, or `outside`; whether it is inside."""
+    args = [index, call.offset(dim), call.extent(dim), *([outside] if outside else [])]
+    return f"{call.use('local_index')}({', '.join(args)})"
 
 
 def local_numpy(
@@ -159,14 +159,14 @@ def _gather_text(call: kit.TorchCall) -> str:
     table = call.tensor(0)
     if call.may_be_empty(dim):  # an index is looked up before it is found to be another device's
         table = call.let("table", f"{call.use('with_row')}({table}, {call.ins[0].index(dim)})")
-    local, is_inside = local_text(call, index, dim)
-    inside = call.let("inside", is_inside)
-    local_index = call.let("local", f"{local}.where({inside}, 0)")
-    rows = call.let("found", _taken_text(call, table, local_index))
+    local, inside = call.let_all(("local", "inside"), local_text(call, index, dim))
+    rows = _taken_text(call, table, local)
     # The rows of others are replaced, not multiplied by zero: they might be NaN.
     zero = "False" if call.outs[0].dtype == kit.BOOL else "0"
-    inside = kit.aligned(inside, call.ins[1].names, call.outs[0].names)
-    return f"torch.where({inside}, {rows}, {zero})"
+    if not call.ins[1].dims:  # the row is a view of the table
+        return f"torch.where({inside}, {rows}, {zero})"
+    outside = kit.aligned(inside, call.ins[1].names, call.outs[0].names)
+    return f"{rows}.masked_fill_(~{outside}, {zero})"
 
 
 def _taken_text(call: kit.TorchCall, text: str, index: str) -> str:

@@ -329,6 +329,9 @@ class TorchCall(Protocol):
     def let_number(self, index: int, text: str) -> str:
         """Assign `text`, operand `index` as an int of Python, to a variable; returns that."""
 
+    def let_all(self, hints: tuple[str, ...], text: str) -> tuple[str, ...]:
+        """Assign the several values of `text` to fresh variables; returns these."""
+
     def let_long(self, index: int, text: str) -> str:
         """Assign `text`, operand `index` as i64, to a variable; returns that."""
 

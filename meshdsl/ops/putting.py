@@ -114,8 +114,7 @@ def _last(call: kit.TorchCall, index: str) -> tuple[str, str]:
     shared = tuple(n for n in ids if n != place)
     rows = call.extent(dim)
     if call.is_split(dim):
-        index, inside = indexing.local_text(call, index, dim)
-        index = call.let("local", f"{index}.where({inside}, {rows})")
+        index = call.let("local", f"{indexing.local_text(call, index, dim, rows)}[0]")
     text = f"{call.use('last_at')}({kit.permuted(index, ids, (*shared, place))}, {rows})"
     last = call.let("last", text)
     return last, kit.aligned(f"({last} >= 0)", (*shared, dim), out)

@@ -105,26 +105,46 @@ def _text(call: kit.TorchCall) -> str:
 
 def _adding_text(call: kit.TorchCall, total: str) -> str:
     """The parts added to an existing sum, which has all rows."""
-    parts, target = _parts(call)
+    dim = call.attrs["dim"].name
+    if call.may_be_empty(dim):
+        return f"{total}.add_({_text(call)})"
+    inside = ""
+    if call.is_split(dim):
+        index = indexing.local_text(call, indexing.checked_text(call, 1, dim), dim)
+        rows, inside = call.let_all(("local", "inside"), index)
+    else:
+        rows = _rows(call)
+    parts, target = _parts(call, inside)
     parts = parts if parts.isidentifier() else call.let("parts", parts)
-    return _added(call, total, parts, _rows(call), target)
+    return _added(call, total, parts, rows, target)
 
 
 def _may_add(sig: kit.Signature, split: frozenset[str], is_contiguous: bool) -> bool:
-    """Whether no device has parts of others' rows, and nothing is rounded between."""
+    """Whether nothing is rounded between, and what is another device's is small beside the sum.
+
+    That is added as zeros, for which it is copied: one element for each of many rows.
+    """
     del is_contiguous
     is_half = sig.outs[0].dtype.bytes < kit.F32.bytes
-    return sig.attrs["dim"].name not in split and not is_half
+    is_one = all(sig.outs[0].has(d.name) for d in sig.ins[1].dims)
+    return not is_half and (is_one or sig.attrs["dim"].name not in split)
 
 
-def _parts(call: kit.TorchCall) -> tuple[str, kit.Names]:
-    """The parts in the order of the result, their positions joined in one dim; their dims."""
+def _parts(call: kit.TorchCall, inside: str = "") -> tuple[str, kit.Names]:
+    """The parts in the order of the result, their positions joined in one dim; their dims.
+
+    They are 0 where they are not `inside`, a variable with the dims of the indices.
+    """
     out, dim = call.outs[0], call.attrs["dim"].name
     at = out.index(dim)
     positions = tuple(d for d in call.ins[1].dims if not out.has(d.name))
     target = (*out.dims[:at], *positions, *out.dims[at + 1 :])
-    parts = kit.expanded(call, 0, target)
-    return kit.joined(parts, at, len(positions)), tuple(d.name for d in target)
+    names = tuple(d.name for d in target)
+    is_one_number = call.is_constant(0) and set(names) == set(call.ins[1].names)
+    parts = call.tensor(0) if inside and is_one_number else kit.expanded(call, 0, target)
+    if inside:
+        parts = f"{parts}.where({kit.aligned(inside, call.ins[1].names, names)}, 0)"
+    return kit.joined(parts, at, len(positions)), names
 
 
 def _one_more(count: str) -> str:
@@ -137,8 +157,7 @@ def _rows(call: kit.TorchCall) -> str:
     index = indexing.checked_text(call, 1, dim)
     if not call.is_split(dim):
         return index
-    local, inside = indexing.local_text(call, index, dim)
-    return call.let("index", f"{local}.where({inside}, {call.extent(dim)})")
+    return call.let("index", f"{indexing.local_text(call, index, dim, call.extent(dim))}[0]")
 
 
 def _added(call: kit.TorchCall, zeros: str, parts: str, index: str, target: kit.Names) -> str:

@@ -149,7 +149,6 @@ class Placer:
         policy = "deferred" if self.at_once else decider.policy
         self.choosers = choosers(self.mesh, policy, decider.price)
         self.returned = request.returned
-        self.is_step = any(node.phase == "update" for node in request.program.body)
         self.added = added_alone(request.program) if decider.policy == "deferred" else frozenset()
         self.state = _State()
         if merges:
@@ -416,7 +415,7 @@ class Placer:
         if not split_dims:
             return (op,)
         sizes = {d: tuple((a, self.mesh.size(a)) for a in axes) for d, axes in split_dims.items()}
-        expanded = expand(op, sizes, is_step=self.is_step)
+        expanded = expand(op, sizes)
         if expanded is None:
             return (op,)
         for dim, axes in expanded.rules:

@@ -61,10 +61,22 @@ def test_a_backward_pass_finds_no_maximum_and_no_sum_again(reduce: str) -> None:
     assert "max" not in [op for phase, op in reductions(program) if phase == "backward"]
 
 
-def test_what_is_large_is_made_again() -> None:
+def test_what_is_large_is_read_where_it_was_made_just_before() -> None:
     program = placed(CLASSES)
     assert operators(program, "forward").count("exp") == 1
+    assert not {"sub", "exp"}.intersection(operators(program, "backward"))
+
+
+def test_what_is_large_is_made_again_after_something_as_large() -> None:
+    later = CLASSES.replace("return loss", "loss = loss + mean(abs(x - 1.0))\n  return loss")
+    program = placed(later.replace("x[a, k]", "x[a, k, d]").replace("x, w ->", "x[d = 0], w ->"))
+    assert operators(program, "forward").count("exp") == 1
     assert operators(program, "backward").count("exp") == 1
+
+
+def test_what_numbers_make_is_a_number() -> None:
+    """The gradient of a mean is known: of the loss, less than none of it at the targets."""
+    assert "neg" not in operators(placed(CLASSES))
 
 
 def test_the_step_is_as_it_was() -> None:
