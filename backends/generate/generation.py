@@ -17,7 +17,6 @@ from meshdsl.backends.engines.in_process import (
     Programs,
     Tensors,
     as_array,
-    as_tensor,
     call_device,
     local_tensors,
     moved_away,
@@ -30,7 +29,7 @@ from meshdsl.backends.generate.contract import Chosen
 from meshdsl.backends.generate.task import Task, Tell, TextPiece
 from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX
-from meshdsl.backends.runtime.values import Array, Spec, local_part
+from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, local_part
 from meshdsl.diagnostics import Diagnostic, fail
 from meshdsl.disk_cache import from_json
 from meshdsl.pipeline import Compilation
@@ -233,11 +232,15 @@ class _DeviceProgram:
 
     def __call__(self, inputs: Mapping[str, Array]) -> Tensors:
         """The outputs, of whole inputs; the states among the parameters change."""
-        blocks = {
-            n: as_tensor(np.asarray(a)[self._parts[n]], self.program.INPUTS[n]).to(self.ranks.where)
-            for n, a in inputs.items()
-        }
+        blocks = {n: self._block(n, array) for n, array in inputs.items()}
         return call_device(self.ranks, self.program, (blocks, self.params, {}))
+
+    def _block(self, name: str, array: Array) -> Any:
+        """This device's part of an input, in memory of its own."""
+        import torch
+
+        part = np.array(array[self._parts[name]], NUMPY_DTYPES[self.program.INPUTS[name].dtype])
+        return torch.from_numpy(part).to(self.ranks.where)
 
 
 def _refuse_non_numbers(logits: Array, text: Continuation) -> None:

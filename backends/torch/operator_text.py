@@ -80,7 +80,8 @@ class OperatorText:
             self.state.variables.assign(node.outs[0])
         else:
             self._assign(node, text)
-        self._kept_ints(node, call)
+        if call.numbers:
+            self._kept_ints(node, call)
         converted = self._kept_long(node, call) if call.long else set()
         # They may be twice as wide as their operands.
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
@@ -192,7 +193,8 @@ class OperatorText:
         """Write what changes a variable; the result has no name of its own."""
         for line in call.lines:
             self.out.statement(line)
-        self._kept_ints(node, call)
+        if call.numbers:
+            self._kept_ints(node, call)
         if self._has_name_of(node.outs[0], over):
             if text != self.state.identifier(over):
                 self.out.statement(text)

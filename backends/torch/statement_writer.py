@@ -75,7 +75,8 @@ class StatementWriter(NotationWriter):
         self.collected, self.used_up = collected(program), used_up(program)
         # By list, those that are one with it: a list of tuples.
         # The parameters that are loaded as tuples of their slices, with the dim of these.
-        self.sliced = _sliced(program)
+        is_called_again = program.updates and program.placed.named.goal is None
+        self.sliced = _sliced(program) if is_called_again else {}
         several = records(program) if len(program.lists) > 1 else ()
         self.records = {var: lists for lists in several for var in lists}
 
@@ -380,11 +381,9 @@ class StatementWriter(NotationWriter):
 def _sliced(program: DeviceProgram) -> dict[Var, str]:
     """The parameters that are loaded as tuples of slices along a dim, that of a loop, with this.
 
-    They are those of a program that keeps states between its calls, and so is called again and
-    again, but trains nothing. Nothing reads them but as slices of loops, which may be written over.
+    The program keeps states between its calls, and so is called again and again, but trains
+    nothing. Nothing reads them but as slices of loops, which may be written over.
     """
-    if not program.updates or program.placed.named.goal is not None:
-        return {}
     read: Counter[Var] = Counter()
     dims: dict[Var, str] = {}
     written: dict[Var, Var] = {}
