@@ -80,13 +80,17 @@ class OperatorText:
             self.state.variables.assign(node.outs[0])
         else:
             self._assign(node, text)
+        self._keep_conversions(node, call)
+        self._has_memory(node)
+
+    def _keep_conversions(self, node: Compute, call: TorchText) -> None:
+        """Keep what a call converted for later reads; the call's other large helpers end."""
         if call.numbers:
             self._kept_ints(node, call)
         converted = self._kept_long(node, call) if call.long else set()
         # They may be twice as wide as their operands.
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.state.helpers = [name for name in call.helpers if name not in converted]
-        self._has_memory(node)
 
     def _is_written(self, node: Compute) -> bool:
         """Write an operator that writes over an operand, or makes a number, if it is one."""
