@@ -102,7 +102,7 @@ def test_refused_before_it_runs(text: str, schedule: str, code: str) -> None:
 
 def test_updates_on_the_way_of_one_stage_are_refused() -> None:
     """They would be ordinary steps, as many as there are micro-batches; nothing is left out."""
-    with pytest.raises(DiagnosticError, match="makes one stage of all") as caught:
+    with pytest.raises(DiagnosticError, match="gives one") as caught:
         step(
             SUMMED.replace("OPTIMIZER", OPTIMIZER),
             "pipe:1",

@@ -388,7 +388,7 @@ schedule mine(stages=2, micro=2) {
 }
 """
     text = TEXT.replace("SCHEDULES", rows)
-    with pytest.raises(DiagnosticError, match="unequally"):
+    with pytest.raises(DiagnosticError, match="different numbers"):
         replay_of(compiled("mine[batch]", pipe=2, text=text, batch=4))
 
 
