@@ -186,6 +186,8 @@ def _head(found: SearchResult, proof: str = "") -> str:
     where = f"--mesh {shlex.quote(str(problem.mesh))}"
     if problem.timing is not None:
         where += f" --cluster {problem.timing.cluster.name}"
+    if problem.request.fix is not None:
+        where += f" --fix {shlex.quote(' '.join(problem.request.fix.split()))}"
     proof = proof or ("proven best" if found.proven else "best found")
     least = f"{proof} by {problem.objective}"
     return f"meshdsl search {problem.program.name} {where}: {least}"
