@@ -54,7 +54,7 @@ def test_of_a_long_one_the_summary_the_largest_and_the_memory() -> None:
     assert len(heads(found)) == TOP
     for label, count in {"bytes:": 0, "from:": 0, "to:": 0, "why:": TOP}.items():
         assert found.count(f"        {label}") == count
-    assert "The other entry sends 7 B per device." in found
+    assert "The other entry (1 collective) sends 7 B per device." in found
     assert "Memory per device: 9.39 MiB at its peak" in found
     assert "f32[" not in found, "no list of tensors"
     assert found.endswith(f"\n\n{REST}")
