@@ -100,11 +100,12 @@ class Variables:
         self, program: DeviceProgram, taken: frozenset[str], over: Mapping[Var, Var]
     ) -> None:
         self.names = Identifiers(taken)
-        self._reads, shared = _LastReads(program), _shared(program)
-        self.until = self._reads.until
-        self.shared = frozenset(
-            name for name, count in Counter(shared.values()).items() if count > 1
-        )
+        self._reads, again = _LastReads(program), frozenset(_taken_again(program))
+        until = self._reads.until
+        last = {v.name: until.get(v, 0) for v in again}
+        self.until = until | {v: max(n, last[v.name]) for v, n in until.items() if v.name in last}
+        names = Counter(name for var, name in _shared(program).items() if var not in again)
+        self.shared = frozenset(name for name, count in names.items() if count > 1)
         # By name, those that one after the other have its memory; the last names all of them.
         self._in_turn = _in_turn(program, self.shared, over) if over else {}
         self._reduced_to = _reduced_to(program, self._in_turn) if self._in_turn else {}
@@ -285,6 +286,14 @@ def _reduced_to(program: DeviceProgram, in_turn: Mapping[str, tuple[Var, ...]]) 
         if is_reduced and is_plain and last.value is not source.value:
             words[source.name] = replace(last, hint=f"{last.hint}_part")
     return words
+
+
+def _taken_again(program: DeviceProgram) -> Iterator[Var]:
+    """The variables that a loop takes of a list under the name of what was put there."""
+    names: dict[Var, str] = {}
+    for loop in loops(program.body, DeviceLoop):
+        yield from (s.inside for s in loop.slices if names.get(s.outer) == s.inside.name)
+        names.update((c.outer, c.inside.name) for c in loop.collected if c.is_list)
 
 
 class _LastReads:

@@ -12,6 +12,7 @@ from meshdsl.device.grouped_norms import grouped_norms
 from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.overlap import overlapped
+from meshdsl.device.saved_names import saved_names
 from meshdsl.device.sums import added_directly, summed_in_place
 from meshdsl.device.updates_in_place import updated_in_place
 from meshdsl.placed.ir import PlacedProgram
@@ -29,8 +30,9 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
     `stored` says which parameters single devices have, where another program decides that.
     """
     grouped = (grouped_norms, donated_gradients, grouped_updates) if program.updates else ()
+    named = (saved_names,) if program.updates else ()
     moved = _moved() if program.kept else ()
-    last = (updated_in_place, in_buckets, *moved, overlapped, *grouped)
+    last = (updated_in_place, *named, in_buckets, *moved, overlapped, *grouped)
     if program.pipe is None:
         return (*((summed_in_place, added_directly) if program.updates else ()), *last)
     from meshdsl.device.async_updates import given_whole

@@ -190,6 +190,10 @@ class _DeviceVerifier(Verifier[Var]):
             for var, devices in read_in_passes(node):
                 assert var.on is None or devices == {var.on}, f"{var.name} is only on {var.on}"
         taken = {c.init for c in node.carries if c.init.name == c.inside.name}
+        # What is taken of a list may have the name of a variable that nothing reads any more.
+        listed = {s.inside.name for s in node.stacked if s.outer in self.program.lists}
+        taken |= {v for v in self.known if v.name in listed}
+        self.names -= listed
         outside = self.known - taken
         for carry in node.carries:
             self.define_over(carry.inside, carry.init)
@@ -204,6 +208,9 @@ class _DeviceVerifier(Verifier[Var]):
         self.nodes(node.body)
         self.works, self.passing = under_way, self.passing and not isinstance(node, Pipeline)
         self.need(node.ends, node.index)
+        # What only an iteration has is known no more: a later loop may have a variable of its name.
+        stay = {v.name for v in (*outside, *(c.result for c in node.carries))}
+        self.names -= {v.name for v in self.known} - stay
         self.known = outside
         for carry in node.carries:
             assert carry.result.name == carry.inside.name, "a carry changes its name"
