@@ -43,6 +43,10 @@ LAYERS = (
 """Folders and files of the package from the first to the last."""
 
 LATER = {
+    (
+        "meshdsl.report.views.parts",
+        "meshdsl.api.errors",
+    ): "`save` reports to users of Python",
     ("meshdsl", "meshdsl.notebook.magic"): "`%load_ext meshdsl` asks the package itself",
     ("meshdsl.pipeline", "meshdsl.report.explanation"): "the report ends a compilation",
     ("meshdsl.pipeline", "meshdsl.report.remedies"): "remedies are compiled, to be in a report",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -52,6 +53,12 @@ class Mesh:
         from meshdsl.report.views.parts import MeshView
 
         return {"text/plain": str(self), "text/html": MeshView(self.name, self.axes).html()}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the picture (`.svg`) or a page (`.html`), as views do."""
+        from meshdsl.report.views.parts import MeshView
+
+        MeshView(self.name, self.axes).save(path)
 
     def syntax(self) -> ast.MeshDecl:
         """The declaration."""

@@ -20,7 +20,7 @@ from meshdsl.schedule.csv_files import written_for_torch
 from meshdsl.schedule.requested import SlicedSequence
 from meshdsl.schedule.times import TimedSchedule
 
-IN_PYTHON = '`.svg("FILE")`'
+IN_PYTHON = '`.save("FILE.svg")`'
 """What draws a chart that is too large for a text."""
 
 
@@ -104,10 +104,6 @@ class ScheduleTimeline(View):
         width = width or self.width
         drawn: Block = chart(self._timed, width, IN_PYTHON)
         return written(shown(self._timed, drawn), width)
-
-    def svg(self, path: str) -> None:
-        """Write the picture."""
-        write_file(path, schedule_picture(self._timed))
 
     @told
     def csv(self, path: str, torch: bool = False) -> None:

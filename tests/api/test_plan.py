@@ -282,7 +282,7 @@ def test_compare_shows_columns() -> None:
     assert not compared.same
     assert "layout rows" in str(compared)
     assert compared.json["run"]["executed"] == ["A", "B", "C"]
-    assert compared.html().startswith("<!doctype html>")
+    assert compared.page().startswith("<!doctype html>")
     assert len(plan.compare(reduce=["immediate", "deferred"]).json["columns"]) == 3
 
 

@@ -111,14 +111,14 @@ def test_it_draws_itself_and_others_on_one_time_axis() -> None:
 def test_files_are_written(tmp_path: Path) -> None:
     found = md.schedule("zb_h1", **GPIPE)
     svg, csv, torch = (tmp_path / name for name in ("a.svg", "a.csv", "b.csv"))
-    found.svg(str(svg))
+    found.save(svg)
     found.csv(str(csv))
     found.csv(str(torch), torch=True)
     drawing(svg.read_text(encoding="utf-8"))
     ours, theirs = (read(read_source(str(p))).schedule.rows for p in (csv, torch))
     assert ours == theirs
     large = md.schedule("gpipe", stages=16, micro=128)
-    assert '`.svg("FILE")` draws it' in str(large)
+    assert '`.save("FILE.svg")` draws it' in str(large)
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -299,3 +300,52 @@ def test_a_plan_and_a_program_draw_themselves() -> None:
         assert bundle["text/plain"] == repr(found)
         assert told in bundle["text/html"]
         assert list(parsed(bundle["text/html"]).iter())
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_a_view_is_saved_as_pictures_or_as_a_page(tmp_path: Path) -> None:
+    """Pictures have what the display has, and their captions; an older file is replaced."""
+    plan = mlp()
+    schedule = md.schedule("gpipe", stages=2, micro=2)
+    views = {
+        "h: f32": plan.tensor("h"),
+        "loss: f32": plan.placements,
+        "all_reduce": plan.collectives,
+        "parameters": plan.memory,
+        "a step takes": plan.simulate("h100"),
+        "slow": schedule.beside(slow=schedule),
+        "mesh { rows: 2 }": md.mesh(rows=2),
+    }
+    for number, (told, view) in enumerate(views.items()):
+        out = tmp_path / f"{number % 2}.SVG"
+        view.save(out)
+        root = drawing(out.read_text(encoding="utf-8"))
+        assert told in " ".join(texts(root))
+        drawn = pictures(view._repr_mimebundle_()["text/html"])
+        assert set().union(*map(texts, drawn)) <= set(texts(root))
+        for picture in root.iter("{http://www.w3.org/2000/svg}svg"):
+            drawing(ElementTree.tostring(picture, encoding="unicode"))
+    page, script = tmp_path / "report.html", tmp_path / "compared.html"
+    plan.explain().save(str(page))
+    body = page.read_text(encoding="utf-8")
+    assert str(plan.explain().html()) in body
+    assert "<script" not in body
+    plan.compare("data").save(script)
+    assert "<script" in script.read_text(encoding="utf-8")
+
+
+def test_a_view_that_cannot_be_saved_says_the_way_out(tmp_path: Path) -> None:
+    """Nothing is written; what the help says works."""
+    plan, wrong = mlp(), {"h.png": "MD0602", "h": "MD0602", "a/h.svg": "MD0501"}
+    for name, code in wrong.items():
+        with pytest.raises(md.ProgramError) as error:
+            plan.tensor("h").save(tmp_path / name)
+        assert [d.code for d in error.value.diagnostics] == [code]
+    with pytest.raises(md.ProgramError, match="no picture") as error:
+        plan.compare("data").save(tmp_path / "c.svg")
+    assert not list(tmp_path.iterdir())
+    (saved,) = re.findall(r'save\("(.*)"\)', error.value.diagnostics[0].help or "")
+    plan.compare("data").save(saved)
+    assert list(tmp_path.iterdir()) == [tmp_path / "c.html"]

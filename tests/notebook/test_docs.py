@@ -19,7 +19,10 @@ PAGE = ROOT / "docs" / "notebooks.md"
 MOST_BYTES = 60_000
 
 
-def test_the_cells_of_the_page_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cells_of_the_page_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     cells = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert len(cells) > 8
     config = Config(HistoryManager={"enabled": False})

@@ -6,6 +6,7 @@ Each is a document, written as text and as HTML.
 from __future__ import annotations
 
 import ast as python
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
@@ -45,7 +46,10 @@ WIDTH = 100
 
 
 class View:
-    """A view. `str(view)` is its text, `view.html()` the HTML that a notebook shows."""
+    """A view. `str(view)` is its text, `view.html()` the HTML that a notebook shows.
+
+    `view.save("x.svg")` writes its pictures, `view.save("x.html")` all of it as a page.
+    """
 
     width = ENDLESS
     """The columns of the text."""
@@ -60,6 +64,26 @@ class View:
         from meshdsl.report.html import html
 
         return html(self.document)
+
+    def page(self) -> str:
+        """The view as a page of its own, which needs no other file."""
+        from meshdsl.report.views.saving import page
+
+        return page(self.document)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the view: a name in `.svg` takes its pictures, one in `.html` all of it as a page.
+
+        A file of this name is replaced.
+
+        Raises:
+            ProgramError: the name has another ending, or the view has no picture (MD0602); the
+                system refuses to write there (MD0501).
+        """
+        from meshdsl.api.errors import told
+        from meshdsl.report.views.saving import save
+
+        told(save)(self, path)
 
     def text(self, width: int | None = None) -> str:
         """The document as text of at most `width` columns where words allow it."""

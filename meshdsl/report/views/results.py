@@ -13,7 +13,6 @@ from meshdsl.report.comparison import comparison
 from meshdsl.report.document import Document, Picture
 from meshdsl.report.focus import Focus, focused
 from meshdsl.report.gantt import gantt_picture, gantt_text
-from meshdsl.report.html import html
 from meshdsl.report.schema import ComparisonFacts, ReportFacts
 from meshdsl.report.simulation import TOP, simulated, simulation
 from meshdsl.report.views.parts import WIDTH, Memory, View, of_columns
@@ -123,14 +122,11 @@ class Comparison(View):
         """The document of all lines, tensors and reshards column beside column."""
         return comparison(self.json, self.source)
 
-    def html(self) -> str:
-        """The page that `meshdsl compare --html` writes."""
+    def page(self) -> str:
+        """The interactive page that `meshdsl compare --html` writes."""
         from meshdsl.report.page import page
 
         return page(self.json, self.source)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": self.text(), "text/html": html(self.document)}
 
 
 class Simulation(View):
