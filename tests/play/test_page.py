@@ -151,7 +151,7 @@ def test_the_views_by_keyboard(page: Page) -> None:
     assert "h f32[batch@rows 64→32, hidden@cols 2048→1024]" in page.one("#pictured").text
     (picture,) = page.browser.find_elements(By.CSS_SELECTOR, "#pictured img")
     assert page.script("return arguments[0].naturalWidth", picture) > 100
-    for tab in ("devices", "time"):
+    for tab in ("devices", "time", "compare"):
         page.one(f"#tab-{tab}").send_keys(Keys.ARROW_RIGHT)
     assert 'all_reduce(y_part, groups["cols"], "sum")' in page.one("#python").text
     page.one("#whole").click()
