@@ -16,7 +16,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from meshdsl.report.palette import DARK
+from meshdsl.report.page import picture_colours
 
 _DRAWN = re.compile(
     r'<img(?P<rest>[^>]*?) src="data:image/svg\+xml;base64,(?P<data>[^"]+)"(?P<more>[^>]*)>'
@@ -30,14 +30,9 @@ _DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(.*?\})\s*\}", re.D
 
 def write(app: Sphinx) -> None:
     """Write the style sheet of drawings: each colour of the palette, on light and dark pages."""
-    rules = (
-        f'.picture [{what}="{light}"] {{ {what}: light-dark({light}, {dark}); }}'
-        for light, dark in DARK.items()
-        for what in ("fill", "stroke")
-    )
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pictures.css").write_text("\n".join(rules) + "\n", encoding="utf-8")
+    (folder / "pictures.css").write_text(picture_colours() + "\n", encoding="utf-8")
     app.add_css_file("pictures.css")
 
 

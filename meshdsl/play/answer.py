@@ -80,7 +80,7 @@ def _result(made: Compilation) -> PageResult:
     from meshdsl.report.explanation_document import explanation, sentence
 
     report: ReportFacts = {**made.advised, "warnings": []}
-    writer = HTMLWriter(classes=True)
+    writer = HTMLWriter(classes=True, inline=True)
     _, *document = explanation(report, {made.source.name: made.source})  # the sentence is apart
     return {
         "sentence": sentence(report),

@@ -16,7 +16,7 @@ from meshdsl.pipeline import Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.play.protocol import PageExample, PageState
 from meshdsl.report.html import escaped
-from meshdsl.report.page import as_data, colours, digest
+from meshdsl.report.page import as_data, colours, digest, picture_colours
 from meshdsl.version import __version__
 
 SCRIPTS = ("engine.js", "link.js", "play.js")
@@ -78,7 +78,7 @@ def page(state: PageState) -> tuple[str, str]:
     what answers its questions: the server that it came from, or the worker beside it. A page of the
     worker has its policy inside: servers of files send none.
     """
-    style = "\n".join((colours(), _resource("play.css"), _syntax_colours()))
+    style = "\n".join((colours(), picture_colours(), _resource("play.css"), _syntax_colours()))
     script = "\n".join(map(_resource, SCRIPTS))
     policy = _policy(state, style, script)
     inside = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'

@@ -158,9 +158,13 @@ def html(document: Document) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class HTMLWriter:
-    """Writes documents; with `classes`, for a page with its own style sheet."""
+    """Writes documents; with `classes`, for a page with its own style sheet.
+
+    With `inline`, drawings are parts of that page, which has `page.picture_colours` of its theme.
+    """
 
     classes: bool = False
+    inline: bool = False
 
     def write(self, document: Document) -> Markup:
         """The document as one element. Adjacent items and notes form one table."""
@@ -222,6 +226,11 @@ class HTMLWriter:
         return self._tag("div", "figure", caption, self._image(picture))
 
     def _image(self, picture: Picture) -> Markup:
+        if self.inline:
+            described = (
+                f'<svg class="picture" role="img" aria-label="{escaped(picture.described)}" '
+            )
+            return Markup(picture.draw().replace("<svg ", described, 1))
         data = base64.b64encode(picture.draw().encode("utf-8")).decode("ascii")
         source = f"data:image/svg+xml;base64,{data}"
         return self._tag("img", "picture", src=source, alt=picture.described)

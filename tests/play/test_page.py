@@ -149,8 +149,9 @@ def test_the_views_by_keyboard(page: Page) -> None:
     assert not page.one("#lines").is_displayed()
     Select(page.one("#picture")).select_by_visible_text("h")
     assert "h f32[batch@rows 64→32, hidden@cols 2048→1024]" in page.one("#pictured").text
-    (picture,) = page.browser.find_elements(By.CSS_SELECTOR, "#pictured img")
-    assert page.script("return arguments[0].naturalWidth", picture) > 100
+    (picture,) = page.browser.find_elements(By.CSS_SELECTOR, "#pictured svg")
+    assert picture.size["width"] > 100
+    assert picture.get_attribute("aria-label")
     for tab in ("devices", "time", "compare"):
         page.one(f"#tab-{tab}").send_keys(Keys.ARROW_RIGHT)
     assert 'all_reduce(y_part, groups["cols"], "sum")' in page.one("#python").text
@@ -159,7 +160,7 @@ def test_the_views_by_keyboard(page: Page) -> None:
     page.choose("cluster", "h100")
     page.one("#tab-time").click()
     assert "4 devices of h100): a step takes" in page.one("#time").text
-    assert page.script("return document.querySelector('#time img').naturalWidth") > 500
+    assert page.one("#time svg").size["width"] > 500
 
 
 def test_layouts_are_searched_used_and_compared(page: Page) -> None:
@@ -232,6 +233,9 @@ def test_it_fits_and_is_legible(page: Page, scheme: str, width: int) -> None:
         assert page.script("return document.documentElement.scrollWidth") <= width
         assert page.script("return document.getElementById('outcome').scrollWidth") <= width
         assert page.script(FAINT, CONTRAST) == []
+        page.one("#tab-devices").click()
+        back = page.script(FILL, page.one("#pictured svg rect"))
+        assert back == {"light": "rgb(251, 251, 252)", "dark": "rgb(26, 29, 33)"}[scheme]
         assert page.script(FAINT, 20.0) != []
         left = page.script("return document.getElementById('outcome').getBoundingClientRect().left")
         assert (left > 300) == (width == 1600)
@@ -240,6 +244,7 @@ def test_it_fits_and_is_legible(page: Page, scheme: str, width: int) -> None:
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+FILL = "return getComputedStyle(arguments[0]).fill"
 FAINT = """
 const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
 const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)

@@ -60,6 +60,15 @@ def colours() -> str:
     return _PLACE.sub(lambda place: sets[place[1]], _resource("colours.css"))
 
 
+def picture_colours() -> str:
+    """The rules of drawings that are parts of a page: each colour, on light and dark pages."""
+    return "\n".join(
+        f'.picture [{what}="{light}"] {{ {what}: light-dark({light}, {dark}); }}'
+        for light, dark in DARK.items()
+        for what in ("fill", "stroke")
+    )
+
+
 def digest(text: str) -> str:
     """The digest by which a content security policy allows a style or a script."""
     found = hashlib.sha256(text.encode("utf-8")).digest()
