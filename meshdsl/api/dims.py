@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any, NoReturn, cast
 
+from meshdsl.api.argument_types import kind_of
 from meshdsl.api.errors import told
 from meshdsl.api.sizes import Moment, Number, Size, SizeArithmetic, Taken, computed, number_of
 from meshdsl.api.source_location import here
@@ -244,9 +245,3 @@ def _no_dim(found: Any, span: Span, known: Iterable[str]) -> NoReturn:
     if isinstance(found, str) and found in known:
         help = f"use the dim itself: `{found}`, not its name in quotes"
     fail("MD0815", f"a dim is needed here, not {kind_of(found)}", span, help=help)
-
-
-def kind_of(found: Any) -> str:
-    """The kind of a Python value, in words."""
-    text = repr(found)
-    return f"`{text}`" if len(text) <= 40 and "\n" not in text else f"a {type(found).__name__}"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from meshdsl.api.argument_types import check_arguments
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
 from meshdsl.option_edits import in_python as as_argument
 from meshdsl.option_edits import shown as as_option
@@ -72,7 +73,11 @@ def told(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except (AttributeError, LookupError, TypeError, ValueError):
+                check_arguments(function, args, kwargs)
+                raise
         except ProgramError as error:
             raise error.with_traceback(of_users(error.__traceback__)) from None
         except DiagnosticError as error:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshdsl.api.dims import Dim, check_name, kind_of
+from meshdsl.api.argument_types import kind_of
+from meshdsl.api.dims import Dim, check_name
 from meshdsl.api.errors import told
 from meshdsl.api.schedules import Schedule
 from meshdsl.api.schedules import given as given_schedule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from meshdsl.api.dims import kind_of
+from meshdsl.api.argument_types import kind_of
 from meshdsl.api.errors import told
 from meshdsl.api.signatures import brackets_of
 from meshdsl.api.source_location import here

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.api.dims import check_seed, kind_of
+from meshdsl.api.argument_types import kind_of
+from meshdsl.api.dims import check_seed
 from meshdsl.backends.generate.generated import Generated
 from meshdsl.diagnostics import DiagnosticError, Span, fail
 from meshdsl.pipeline import Compilation

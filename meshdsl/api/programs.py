@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from meshdsl.api.dims import TensorType, check_name, kind_of
+from meshdsl.api.argument_types import kind_of
+from meshdsl.api.dims import TensorType, check_name
 from meshdsl.api.errors import told
 from meshdsl.api.functions import declared_at, place_of, types_of
 from meshdsl.api.recorded import RecordedVariable
@@ -238,7 +239,7 @@ class Program:
         cluster: str | None = None,
         objective: str | None = None,
         memory: int | str | None = None,
-        fix: str | None = None,
+        fix: Layout | str | None = None,
         max_rules: int | None = None,
         replicated: float | str = REPLICATED,
         storage: bool = True,
@@ -249,7 +250,7 @@ class Program:
         budget: float | str | None = None,
         devices: int | None = None,
         certificate: bool = False,
-        start: str | None = None,
+        start: Layout | str | None = None,
         pipeline: str | None = None,
         method: str = "layouts",
         dtype: str | None = None,
@@ -258,26 +259,27 @@ class Program:
 
         They send the fewest bytes; on a `cluster` (`"h100"`, or a file) they take the least time;
         `objective` says otherwise: `time`, `bytes` or `memory`. `memory` is what a device may hold:
-        `"80GB"`, or bytes. `fix` are rules to be kept: `"batch:data"`. `replicated` is the part by
-        which a device may do more than the least work. Without `storage` no rules for `params`,
-        `grads` and `state` are sought; with `selectors` those for functions and parameters are too,
-        by steps; with `per_tensor` those for every tensor with a name. Without `partial` every sum
-        is reduced where it appears. After a `budget` of work, in seconds that count as so many
-        operators each, the best so far is returned. With `devices`, every mesh of so many with the
-        axes of `mesh` is searched. A `certificate` bounds all per-tensor plans; by time there is
-        one in any case. `start` is a layout, by name or as text, to begin from. `pipeline` is an
-        axis on which the stages of a pipeline may be: layouts with one are searched, too.
+        `"80GB"`, or bytes. `fix` are rules to be kept: `"batch:data"`, or a layout. `replicated` is
+        the part by which a device may do more than the least work. Without `storage` no rules for
+        `params`, `grads` and `state` are sought; with `selectors` those for functions and
+        parameters are too, by steps; with `per_tensor` those for every tensor with a name. Without
+        `partial` every sum is reduced where it appears. After a `budget` of work, in seconds that
+        count as so many operators each, the best so far is returned. With `devices`, every mesh of
+        so many with the axes of `mesh` is searched. A `certificate` bounds all per-tensor plans; by
+        time there is one in any case. `start` is a layout, by name or as text, to begin from.
+        `pipeline` is an axis on which the stages of a pipeline may be: layouts with one are
+        searched, too.
 
         Raises:
             ProgramError: no such mesh, cluster or method; nothing fits into the memory (MD0642).
         """
-        from meshdsl.api.searched import searched
+        from meshdsl.api.searched import as_text, searched
 
         request = SearchRequest(
             method=method,
             objective=objective,
             cluster=cluster,
-            fix=fix,
+            fix=as_text(fix),
             max_rules=max_rules,
             storage=storage,
             selectors=selectors,
@@ -286,7 +288,7 @@ class Program:
             front=front,
             devices=devices,
             certificate=certificate,
-            start=start,
+            start=as_text(start),
             pipeline=pipeline,
         )
         amounts = Amounts(memory, replicated, budget)
@@ -300,7 +302,7 @@ class Program:
         cluster: str | None = None,
         objective: str | None = None,
         memory: int | str | None = None,
-        fix: str | None = None,
+        fix: Layout | str | None = None,
         replicated: float | str = REPLICATED,
         storage: bool = True,
         partial: bool = True,
@@ -315,12 +317,12 @@ class Program:
         Raises:
             ProgramError: no such mesh or cluster; no method finds what fits (MD0642).
         """
-        from meshdsl.api.searched import compared
+        from meshdsl.api.searched import as_text, compared
 
         request = SearchRequest(
             objective=objective,
             cluster=cluster,
-            fix=fix,
+            fix=as_text(fix),
             storage=storage,
             partial=partial,
             devices=devices,

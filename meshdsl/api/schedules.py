@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from meshdsl.api.dims import Dim, check_name, kind_of
+from meshdsl.api.argument_types import kind_of
+from meshdsl.api.dims import Dim, check_name
 from meshdsl.api.errors import told
 from meshdsl.api.sizes import Size, number_of
 from meshdsl.api.source_location import Site, here, with_span

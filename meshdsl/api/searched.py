@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.errors import told
-from meshdsl.api.layouts import layout
+from meshdsl.api.layouts import Layout, layout
 from meshdsl.api.plan import Plan, asked_of, in_python, planned
 from meshdsl.api.source_location import Site, here
 from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
@@ -196,6 +196,11 @@ def searched(
 def _compilation(program: Program, mesh: Any, dtype: str | None, site: Site) -> Compilation:
     chosen = {"mesh": mesh, "layout": "", "sbp": None, "reduce": "deferred", "dtype": dtype}
     return program.compilation(*asked_of(program, chosen | PLAIN, site))
+
+
+def as_text(rules: Layout | str | None) -> str | None:
+    """A layout as the options of a search take it; a text stays as it is."""
+    return repr(rules) if isinstance(rules, Layout) else rules
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, overload
 
-from meshdsl.api.dims import Dim, DType, Pinned, check_name, kind_of
+from meshdsl.api.argument_types import kind_of
+from meshdsl.api.dims import Dim, DType, Pinned, check_name
 from meshdsl.api.errors import told
 from meshdsl.api.layouts import ArgumentPlace
 from meshdsl.api.recorded import (

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from meshdsl.api.dims import Arrow, By, Dim, DType, Pinned, TensorType, kind_of, need_dim
+from meshdsl.api.argument_types import kind_of
+from meshdsl.api.dims import Arrow, By, Dim, DType, Pinned, TensorType, need_dim
 from meshdsl.api.recorded import (
     Block,
     Read,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.api.dims import kind_of
+from meshdsl.api.argument_types import kind_of
 from meshdsl.api.errors import warn
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
 from meshdsl.syntax import ast
