@@ -2,12 +2,14 @@
 
 It is the page of `meshdsl play`, with a web worker in place of the server. The worker loads Python
 and HiGHS, which are WebAssembly from npm (`package-lock.json` has their digests), and this package
-with the libraries that it imports, of the versions in `constraints.txt`.
+with the libraries that it imports, of the versions in `constraints.txt`. It starts from the memory of
+a Python that has imported them (`snapshot.mjs`).
 Without node and npm nothing is built, which is said.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -42,6 +44,9 @@ LOADED = {
 }
 """The files of the packages of npm that a browser loads."""
 
+SCRIPTS = ("worker.mjs", "files.mjs")
+"""The scripts that are ours."""
+
 FIRST = ("mlp", "matmul", "transformer")
 """The examples at the head of the menu; the others follow by name."""
 
@@ -59,8 +64,10 @@ def main(site: Path) -> None:
             shutil.copy(packages / package / name, folder)
     # The list of packages that Pyodide could load from elsewhere: none.
     (folder / "pyodide-lock.json").write_text(_no_packages(packages), encoding="utf-8")
-    shutil.copy(_code(packages), folder / "meshdsl.zip")
-    shutil.copy(HERE / "worker.mjs", folder)
+    for archive in _code(packages):
+        shutil.copy(archive, folder / f"{archive.name.partition('-')[0]}.gz")
+    for name in SCRIPTS:
+        shutil.copy(HERE / name, folder)
     (site / "play.html").write_text(static_page([*_examples()]), encoding="utf-8")
     print(f"open play.html of {site} by a server of files: python -m http.server -d {site}")
 
@@ -90,16 +97,21 @@ def _no_packages(packages: Path) -> str:
     return json.dumps({"info": lock["info"], "packages": {}})
 
 
-def _code(packages: Path) -> Path:
-    """This package and its libraries in one archive, with their bytecode."""
+def _code(packages: Path) -> tuple[Path, Path]:
+    """This package and its libraries in one file, with their bytecode; and Python's memory.
+
+    The memory is that of a Python that has imported them and compiled a program.
+    """
     sources = sorted(p for p in (ROOT / "meshdsl").rglob("*") if p.is_file() and not _is_made(p))
     backends = sorted(p for p in (ROOT / "backends").rglob("*") if p.is_file() and not _is_made(p))
-    own = [HERE / "build.py", HERE / "compile.mjs", ROOT / "constraints.txt"]
+    scripts = (HERE / name for name in ("build.py", "compile.mjs", "snapshot.mjs", "files.mjs"))
+    own = [*scripts, ROOT / "constraints.txt"]
     own += [ROOT / f"examples/{name}.mdsl" for name in FIRST]
     digest = _digest([*own, HERE / "package-lock.json", *sources, *backends])
-    archive = CACHE / f"meshdsl-{digest[:16]}.zip"
-    if archive.is_file():
-        return archive
+    archives = tuple(CACHE / f"{name}-{digest[:16]}.gz" for name in ("files", "snapshot"))
+    files, snapshot = archives
+    if snapshot.is_file():
+        return files, snapshot
     print("compiling the package for the browser, which takes about a minute")
     with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
         wheels, code = Path(temporary, "wheels"), Path(temporary, "code")
@@ -111,14 +123,26 @@ def _code(packages: Path) -> Path:
         compiler = ["node", str(HERE / "compile.mjs"), str(packages / "pyodide"), str(code)]
         subprocess.run(compiler, check=True)
         _leave_out_sources(code)
-        made = Path(temporary, archive.name)
-        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as opened:
-            for path in sorted(p for p in code.rglob("*") if p.is_file()):
-                opened.write(path, path.relative_to(code))
-        for before in CACHE.glob("meshdsl-*.zip"):
+        made = [Path(temporary, archive.name) for archive in archives]
+        made[0].write_bytes(gzip.compress(_packed(code), mtime=0))
+        program = ROOT / f"examples/{FIRST[0]}.mdsl"
+        command = ["node", HERE / "snapshot.mjs", packages / "pyodide", made[0], program, made[1]]
+        subprocess.run([*map(str, command)], check=True)
+        for before in (*CACHE.glob("files-*.gz"), *CACHE.glob("snapshot-*.gz")):
             before.unlink(missing_ok=True)
-        made.rename(archive)
-    return archive
+        for path, archive in zip(made, archives, strict=True):
+            path.rename(archive)
+    return files, snapshot
+
+
+def _packed(folder: Path) -> bytes:
+    """The files of a folder as `files.mjs` reads them."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file())
+    contents = [path.read_bytes() for path in paths]
+    pairs = zip(paths, contents, strict=True)
+    index = [[str(path.relative_to(folder)), len(content)] for path, content in pairs]
+    head = json.dumps(index).encode()
+    return b"".join((len(head).to_bytes(4, "little"), head, *contents))
 
 
 def _fetch(wheels: Path) -> None:

@@ -1,6 +1,8 @@
 // Python in a web worker: answers the questions of the page by the compiler itself (docs/browser.md).
 
+import { unzipped, write } from "./files.mjs";
 import loadHighs from "./highs.mjs";
+import createModule from "./pyodide.asm.mjs";
 import { loadPyodide } from "./pyodide.mjs";
 
 const here = new URL(".", import.meta.url).href;
@@ -8,25 +10,27 @@ const here = new URL(".", import.meta.url).href;
 const read = async (name) => {
   const found = await fetch(here + name);
   if (!found.ok) throw new Error(`${name}: ${found.status}`);
-  return found.arrayBuffer();
+  return unzipped(found.body);
+};
+
+// The memory of this Pyodide does not begin with the size of a snapshot: it grows when it is full.
+const largeEnough = (snapshot) => async (settings) => {
+  const [module, { length }] = await Promise.all([createModule(settings), snapshot]);
+  while (module.HEAP8.length < length) if (!module._malloc(1 << 23)) throw new Error("too little memory");
+  return module;
 };
 
 const load = async () => {
-  postMessage({ progress: "Loading Python, 6 MB …" });
-  const [python, highs, code] = await Promise.all([
-    loadPyodide({ indexURL: here }),
+  postMessage({ progress: "Loading Python and the compiler, 34 MB …" });
+  const snapshot = read("snapshot.gz");
+  const [python, files, highs] = await Promise.all([
+    loadPyodide({ indexURL: here, _loadSnapshot: snapshot, createPyodideModule: largeEnough(snapshot) }),
+    read("files.gz"),
     loadHighs({ locateFile: (name) => here + name }),
-    read("meshdsl.zip"),
   ]);
-  postMessage({ progress: "Loading the compiler …" });
+  write(python.FS, files, "/meshdsl");
   python.registerJsModule("highs", highs);
-  python.unpackArchive(code, "zip", { extractDir: "/meshdsl" });
-  python.runPython(`
-import os, sys
-sys.path.insert(0, "/meshdsl")
-sys.dont_write_bytecode = True
-os.environ["MESHDSL_CACHE"] = "/meshdsl/cache"
-`);
+  python.runPython("import importlib; importlib.invalidate_caches()");
   const { reply } = python.pyimport("meshdsl.play.browser_worker");
   postMessage({ ready: true });
   return reply;

@@ -324,7 +324,7 @@ def test_a_worker_that_loads_is_not_ended_for_being_slow(browser: Any) -> None:
 
 @NEEDED
 @pytest.mark.skipif(
-    not (ROOT / "build/site/play/meshdsl.zip").is_file(),
+    not (ROOT / "build/site/play/snapshot.gz").is_file(),
     reason="the page is not built here (`make browser`)",
 )
 def test_the_built_page_compiles_by_itself(browser: Any) -> None:
