@@ -2,8 +2,8 @@
 
 It is the page of `meshdsl play`, with a web worker in place of the server. The worker loads Python
 and HiGHS, which are WebAssembly from npm (`package-lock.json` has their digests), and this package
-with the libraries that it imports, of the versions in `constraints.txt`. It starts from the memory of
-a Python that has imported them (`snapshot.mjs`).
+with the libraries that it imports, of the versions in `constraints.txt`. It starts from the memory
+of a Python that has imported them (`snapshot.mjs`).
 Without node and npm nothing is built, which is said.
 """
 
