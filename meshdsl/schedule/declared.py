@@ -6,9 +6,10 @@ micro-batches the table is, and by which rule its passes read parameters where i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import islice
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -24,8 +25,16 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.schedule.registry import schedules
-from meshdsl.schedule.table import WEIGHTS, Action, Row, ScheduleTable, Weights, parse_action
-from meshdsl.schedule.verification import ROW, Place, Verified, verify
+from meshdsl.schedule.table import (
+    WEIGHTS,
+    Action,
+    Row,
+    ScheduleTable,
+    Weights,
+    parse_action,
+    row_text,
+)
+from meshdsl.schedule.verification import ROW, Place, Unexecutable, Verified, Way, verify
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_line
 
@@ -63,8 +72,37 @@ def table_of(node: ast.ScheduleDecl) -> Verified:
     try:
         return verify(table, spans.get)
     except DiagnosticError as error:
-        placed = (replace(d, span=d.span or node.name.span) for d in error.diagnostics)
+        ways = error.ways if isinstance(error, Unexecutable) else ()
+        written = {device: row for device, (_, row) in rows.items()}
+        fixes = tuple(_executable(ways, table, written))
+        placed = (
+            replace(d, span=d.span or node.name.span, fixes=fixes, help=advice(fixes) or d.help)
+            for d in error.diagnostics
+        )
         raise DiagnosticError(*placed) from None
+
+
+MOST_TRIED = 100
+"""The most tables that are verified to find one that can be executed."""
+
+
+def _executable(
+    ways: Iterable[Way], table: ScheduleTable, written: Mapping[int, ast.ScheduleRow]
+) -> Iterator[Fix]:
+    """The fixes of a table, of each kind the first after which it can be executed."""
+    offered = set[str]()
+    for title, changed in islice(ways, MOST_TRIED):
+        rows = tuple(changed.get(d, row) for d, row in enumerate(table.rows))
+        spans = [written[device].span for device in changed]
+        if title in offered or any("\n" in span.text for span in spans):
+            continue  # comments of lines are kept
+        try:
+            verify(replace(table, rows=rows))
+        except DiagnosticError:
+            continue
+        offered.add(title)
+        texts = (f"{device}: {row_text(device, row)}" for device, row in changed.items())
+        yield Fix(title, tuple(map(Edit, spans, texts)), safe=False)
 
 
 # --- the head ------------------------------------------------------------------------------------
@@ -113,6 +151,14 @@ def _weights(node: ast.ScheduleDecl) -> Weights:
 # --- the rows ------------------------------------------------------------------------------------
 
 
+NUMBERED = "rows are numbered from 0, one for each device"
+
+
+def _numbered(row: ast.ScheduleRow, number: int) -> tuple[Fix, ...]:
+    """The fix that gives a row a number that no row has."""
+    return (Fix.write(row.device.span, str(number), safe=False),)
+
+
 def _rows(
     node: ast.ScheduleDecl, diagnostics: Diagnostics
 ) -> Mapping[int, tuple[Row, ast.ScheduleRow]]:
@@ -121,17 +167,23 @@ def _rows(
     One for each device, in any order.
     """
     by_device: dict[int, tuple[Row, ast.ScheduleRow]] = {}
+    numbers = {row.device.value for row in node.rows}
+    free = (number for number in range(len(node.rows)) if number not in numbers)
     for row in node.rows:
         device = row.device.value
         if device in by_device:
             message, where = f"two rows for device {device}", by_device[int(device)][1].device.span
             related = (Related(where, "the other row"),)
-            help = "number the rows from 0, one for each device"
-            diagnostics.add(Diagnostic("MD0536", message, row.device.span, "error", related, help))
+            fixes = _numbered(row, next(free))
+            help = advice(fixes, NUMBERED)
+            diagnostics.add(
+                Diagnostic("MD0536", message, row.device.span, "error", related, help, fixes)
+            )
         elif not isinstance(device, int) or device >= len(node.rows):
             message = f"there is no device {device} in a schedule with {len(node.rows)} rows"
-            help = "number the rows from 0, one for each device"
-            diagnostics.add(Diagnostic("MD0536", message, row.device.span, help=help))
+            fixes = _numbered(row, next(free))
+            help = advice(fixes, NUMBERED)
+            diagnostics.add(Diagnostic("MD0536", message, row.device.span, help=help, fixes=fixes))
         else:
             actions = [diagnostics.of(partial(_action, a, device)) for a in row.actions]
             by_device[device] = tuple(a for a in actions if a is not None), row

@@ -15,7 +15,7 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import Fix, Span, fail
 from meshdsl.records import dataclass
 
 Kind = Literal["F", "B", "I", "W", "U"]
@@ -119,7 +119,10 @@ def parse_action(text: str, device: int, span: Span | None = None) -> Action:
         help = "write F, B, I, W or U, the micro-batch, and `@` and the stage: `F3`, `B0@5`"
         if all(map(_ACTION.fullmatch, text.split())):
             help = "a cell has one action: separate them by commas"
-        fail("MD0520", f"`{text}` is no action of a schedule", span, help=help)
+        upper = span is not None and span.text == text and _ACTION.fullmatch(text.upper())
+        fixes = (Fix.write(span, text.upper()),) if span is not None and upper else ()
+        message = f"`{text}` is no action of a schedule"
+        fail("MD0520", message, span, help=None if fixes else help, fixes=fixes)
     kind, micro, stage = match.groups()
     return Action(
         next(k for k in KINDS if k == kind), int(micro), device if stage is None else int(stage)

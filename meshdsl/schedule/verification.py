@@ -7,14 +7,14 @@ devices wait for each other, and peaks, messages and versions of parameters are 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal, NoReturn
 
-from meshdsl.diagnostics import Related, Span, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, fail
 from meshdsl.records import dataclass
-from meshdsl.schedule.table import MOST_PARTS, Action, Kind, ScheduleTable, Weights, parsed
+from meshdsl.schedule.table import MOST_PARTS, Action, Kind, Row, ScheduleTable, Weights, parsed
 
 Place = tuple[int, int]
 """A device, and the position of an action in its row."""
@@ -27,6 +27,38 @@ ROW = -1
 
 Where = Callable[[Place], Span | None]
 """Where an action or a row was read."""
+
+Way = tuple[str, Mapping[int, Row]]
+"""What may be done, in words, and the rows after it by device."""
+
+
+class Unexecutable(DiagnosticError):
+    """A table that cannot be executed, and `ways` of which the first that can be is the best."""
+
+    def __init__(self, diagnostic: Diagnostic, ways: Iterable[Way] = ()) -> None:
+        super().__init__(diagnostic)
+        self.ways = ways
+
+
+def _refuse(
+    code: str,
+    message: str,
+    span: Span | None,
+    *related: Related,
+    help: str,
+    ways: Iterable[Way] = (),
+) -> NoReturn:
+    raise Unexecutable(Diagnostic(code, message, span, related=related, help=help), ways)
+
+
+def _without(row: Row, at: int) -> Row:
+    return row[:at] + row[at + 1 :]
+
+
+def _added(device: int, row: Row, action: Action, verb: str = "add") -> Iterator[Way]:
+    """An action in each place of a row, the last one first."""
+    for at in range(len(row), -1, -1):
+        yield f"{verb} `{action.text(device)}`", {device: (*row[:at], action, *row[at:])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +306,19 @@ def _check_sizes(schedule: ScheduleTable, where: Where) -> None:
             if action.stage >= schedule.stages or action.micro >= schedule.micro:
                 help = f"stages are 0 to {schedule.stages - 1}, micro-batches 0 to {last}"
                 place = where((device, index))
-                fail("MD0521", f"there is no {action} in this schedule", place, help=help)
+                ways = _in_place_of(schedule, device, index)
+                message = f"there is no {action} in this schedule"
+                _refuse("MD0521", message, place, help=help, ways=ways)
+
+
+def _in_place_of(schedule: ScheduleTable, device: int, index: int) -> Iterator[Way]:
+    """The actions of the same kind that the table lacks, each in the place of another one."""
+    row, there = schedule.rows[device], {a for row in schedule.rows for a in row}
+    alike = (row[index]._replace(stage=stage) for stage in range(schedule.stages))
+    for action in alike:
+        if action not in there and action.micro < schedule.micro:
+            new = (*row[:index], action, *row[index + 1 :])
+            yield f"write `{action.text(device)}`", {device: new}
 
 
 def _places(schedule: ScheduleTable, where: Where) -> dict[Action, Place]:
@@ -285,7 +329,12 @@ def _places(schedule: ScheduleTable, where: Where) -> dict[Action, Place]:
             if action in places:
                 rows = sorted({places[action][0], device})
                 message = f"{action} stands twice, on device {' and '.join(map(str, rows))}"
-                fail("MD0523", message, where((device, index)), help="remove one of them")
+                ways = [
+                    (f"remove the {which}", {d: _without(schedule.rows[d], at)})
+                    for which, (d, at) in (("second", (device, index)), ("first", places[action]))
+                ]
+                span = where((device, index))
+                _refuse("MD0523", message, span, help="remove one of them", ways=ways)
             places[action] = (device, index)
     return places
 
@@ -297,20 +346,31 @@ def _devices(
     device_of = {}
     for stage in range(schedule.stages):
         for micro in range(schedule.micro):
-            there = _passes(places, micro, stage, where, alone)
+            there = _passes(schedule, places, micro, stage, where, alone)
             device, _ = places[there[0]]
             for action in there:
                 place = places[action]
                 if place[0] != device:
                     help = f"move it to device {device}, which holds what it needs"
                     message = f"{action} is on device {place[0]}, {there[0]} on device {device}"
-                    fail("MD0524", message, where(place), help=help)
+                    ways = (
+                        (title, {place[0]: _without(schedule.rows[place[0]], place[1]), **rows})
+                        for title, rows in _added(
+                            device, schedule.rows[device], action, f"move to device {device}:"
+                        )
+                    )
+                    _refuse("MD0524", message, where(place), help=help, ways=ways)
             device_of[micro, stage] = device
     return device_of
 
 
 def _passes(
-    places: Mapping[Action, Place], micro: int, stage: int, where: Where, alone: bool
+    schedule: ScheduleTable,
+    places: Mapping[Action, Place],
+    micro: int,
+    stage: int,
+    where: Where,
+    alone: bool,
 ) -> tuple[Action, ...]:
     """The forward pass of a part, unless `alone` with its backward pass, in one piece or two."""
     forward, undivided, inputs, weights = (
@@ -326,15 +386,18 @@ def _passes(
     for action in (forward, *back):
         if action not in places:
             help = "every stage takes every micro-batch forward once, and backward once"
-            fail("MD0522", f"{action} is missing", _row_of(action, places, where), help=help)
+            device = _row_of(action, places)
+            ways = () if device is None else _added(device, schedule.rows[device], action)
+            span = None if device is None else where((device, ROW))
+            _refuse("MD0522", f"{action} is missing", span, help=help, ways=ways)
     return (forward, *back)
 
 
-def _row_of(missing: Action, places: Mapping[Action, Place], where: Where) -> Span | None:
+def _row_of(missing: Action, places: Mapping[Action, Place]) -> int | None:
     """The row that an action is missing from: one that has the same part, or the same stage."""
     same = [a for a in places if a.stage == missing.stage]
     nearest = next((a for a in same if a.micro == missing.micro), next(iter(same), None))
-    return None if nearest is None else where((places[nearest][0], ROW))
+    return None if nearest is None else places[nearest][0]
 
 
 # --- the order -----------------------------------------------------------------------------------
@@ -416,13 +479,30 @@ def _refuse_deadlock(
     waits = [f"device {d} waits at {schedule.rows[d][at[d]]} for {chain[d]}" for d in cycle]
     if len(cycle) == 1:
         help = f"move {chain[device]} before it"
-        fail("MD0525", f"deadlock: {waits[0]}, which comes after it", where(first), help=help)
-    device, following = cycle[0], cycle[1]
-    stop = schedule.rows[following][at[following]]
-    help = f"for example, move {chain[device]} before {stop} in the row of device {following}"
+        message = f"deadlock: {waits[0]}, which comes after it"
+        ways = _earlier(schedule, at, chain.values(), places)
+        _refuse("MD0525", message, where(first), help=help, ways=ways)
+    help = "let one of them do first what another waits for"
     others = ((d, where((d, at[d]))) for d in cycle[1:])
     related = [Related(span, f"device {d} waits here") for d, span in others if span is not None]
-    fail("MD0525", f"deadlock: {', '.join(waits)}", where(first), *related, help=help)
+    ways = _earlier(schedule, at, chain.values(), places)
+    message = f"deadlock: {', '.join(waits)}"
+    _refuse("MD0525", message, where(first), *related, help=help, ways=ways)
+
+
+def _earlier(
+    schedule: ScheduleTable,
+    at: list[int],
+    awaited: Iterable[Action],
+    places: Mapping[Action, Place],
+) -> Iterator[Way]:
+    """Each action that a device waits for, in front of the one at which its own device waits."""
+    for action in awaited:
+        device, index = places[action]
+        row, stop = schedule.rows[device], at[device]
+        if stop < index:
+            title = f"move `{action.text(device)}` before `{row[stop].text(device)}`"
+            yield title, {device: (*row[:stop], action, *_without(row[stop:], index - stop))}
 
 
 # --- memory and messages -------------------------------------------------------------------------
@@ -486,13 +566,22 @@ def _check_updates(found: Verified, where: Where) -> None:
                 behind = f"{before}" if before else "no backward pass since the last update"
                 message = f"{action} comes after {behind}"
                 help = "an update has the number of the micro-batch whose gradients come last"
-                fail("MD0526", message, where((device, index)), help=help)
+                ways = []
+                if before is not None:
+                    right = action._replace(micro=before.micro)
+                    new = (*row[:index], right, *row[index + 1 :])
+                    ways = [(f"write `{right.text(device)}`", {device: new})]
+                _refuse("MD0526", message, where((device, index)), help=help, ways=ways)
             if action.kind in "BWU":
                 last[action.stage] = None if action.kind == "U" else action
         for stage, left in last.items():
             if left is not None:
-                help = f"end the row with U{left.micro}@{stage}"
-                fail("MD0526", f"no update takes the gradients of {left}", help=help)
+                last_update = Action("U", left.micro, stage)
+                help = f"end the row with {last_update}"
+                title = f"end the row with `{last_update.text(device)}`"
+                ways = [(title, {device: (*row, last_update)})]
+                message = f"no update takes the gradients of {left}"
+                _refuse("MD0526", message, None, help=help, ways=ways)
             if devices[stage] > 1:
                 message = f"stage {stage} is on {devices[stage]} devices, and updated on each"
                 help = "with updates during a step, put each stage on one device"
