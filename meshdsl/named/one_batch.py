@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import NoReturn
 
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import Fix, Span, advice, fail
 from meshdsl.ir.program import block_loops, every
 from meshdsl.ir.rewrite import flows, free, needed
 from meshdsl.ir.types import Dim
@@ -25,8 +26,25 @@ from meshdsl.named.after_passes import Parting
 from meshdsl.named.ir import NamedLoop, NamedProgram, Node, Update, Value, walk
 from meshdsl.ops.opdef import lookup
 from meshdsl.records import dataclass
+from meshdsl.syntax.call_edits import with_option
+from meshdsl.syntax.enclosing import optimizer_of
 
-EACH = "write `each=true` to the optimizer: each batch is on its own"
+EACH = "each batch is then on its own"
+
+
+def each_batch(program: NamedProgram) -> tuple[Fix, ...]:
+    """The fix by which each batch of a step is on its own."""
+    assert program.goal is not None
+    optimizer = optimizer_of(program.goal.span)
+    return () if optimizer is None else with_option(optimizer, "each", "true")
+
+
+def refuse_batches(program: NamedProgram, message: str, span: Span, *others: str) -> NoReturn:
+    """Raise MD0297, whose help takes each batch on its own, or does `others`."""
+    fixes = each_batch(program)
+    each = advice(fixes) or "write `each=true` to the optimizer"
+    help = "; or ".join([f"{each}: {EACH}", *others])
+    fail("MD0297", message, span, help=help, fixes=fixes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +177,8 @@ def _check_mean(value: Value, samples: Samples) -> None:
     if value.type.dtype.kind != "float":
         message = f"`:=` reads {name} of each batch of a step, and {value.type.dtype} has no mean"
         back = f"and cast the result back to {value.type.dtype} where that is needed"
-        help = f"cast what it is computed from to f32, {back}; or {EACH}"
-        fail("MD0297", message, value.span, help=help)
+        cast = f"cast what it is computed from to f32, {back}"
+        refuse_batches(samples.program, message, value.span, cast)
     if not samples.dims and value in samples.of_inputs:
         message = f"`:=` reads {name} of each batch of a step, and a parameter has its samples"
-        fail("MD0297", message, value.span, help=EACH)
+        refuse_batches(samples.program, message, value.span)

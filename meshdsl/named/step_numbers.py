@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from meshdsl.diagnostics import DiagnosticError, Span, fail
+from meshdsl.diagnostics import DiagnosticError, Span
 from meshdsl.ir.program import Collected, Stacked
 from meshdsl.ir.rewrite import makers, needed, rewritten, substitute
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, walk
-from meshdsl.named.one_batch import EACH, Samples
+from meshdsl.named.one_batch import Samples, refuse_batches
 from meshdsl.named.over_iterations import at_once
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.records import dataclass
@@ -118,8 +118,8 @@ class _Scaling:
             f"the loss is divided or multiplied by {name} that depends on all samples of a step; "
             f"each of its {self.dim.size} batches has another"
         )
-        help = f"divide by sums of inputs alone, or leave it out; or {EACH}"
-        fail("MD0297", message, span, help=help)
+        other = "divide by sums of inputs alone, or leave it out"
+        refuse_batches(self.program, message, span, other)
 
     # --- what is made of it --------------------------------------------------------------------
 
@@ -215,8 +215,8 @@ class _Scaling:
             f"{self.dim.size} batches has other sums"
         )
         form = "`mean(l / sum(w))` with `w` made of inputs alone"
-        help = f"write a sum of quotients, such as {form}; or {EACH}"
-        fail("MD0297", message, op.span, help=help)
+        other = f"write a sum of quotients, such as {form}"
+        refuse_batches(self.program, message, op.span, other)
 
     # --- numbers of the step -------------------------------------------------------------------
 

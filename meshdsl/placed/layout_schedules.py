@@ -18,6 +18,7 @@ from meshdsl.diagnostics import (
     Fix,
     Poisoned,
     Source,
+    advice,
     all_of,
     did_you_mean,
     fail,
@@ -29,6 +30,7 @@ from meshdsl.schedule.registry import called, meant, schedules
 from meshdsl.schedule.use import Option, ScheduleUse
 from meshdsl.schedule.verification import Verified
 from meshdsl.syntax import ast
+from meshdsl.syntax.call_edits import written_anew
 from meshdsl.syntax.parse import parse_scheduled
 
 MOST = 1 << 18
@@ -98,6 +100,9 @@ def _dims(call: ast.CallExpr, declarations: Declarations) -> tuple[str, ...]:
     return tuple(cut_dims)
 
 
+NUMBER = "write the number in parentheses"
+
+
 def _micro(call: ast.CallExpr, declarations: Declarations, table: Verified | None) -> int | None:
     """The number of micro-batches that dims are cut into; None where none are."""
     name, dims = call.function.text, call.items
@@ -109,11 +114,12 @@ def _micro(call: ast.CallExpr, declarations: Declarations, table: Verified | Non
         fail("MD0533", message, call.args[1].span, help=help)
     if call.args and not dims:
         number = call.args[0]
-        help = (
-            f"name it: `{name}[{dim}]({number.span.text}{options})`; without a number too, those "
-        )
-        help += "are taken that `accumulate` counts"
-        fail("MD0535", "which dim is cut into micro-batches is not said", number.span, help=help)
+        text = f"{name}[{dim}]({number.span.text}{options})"
+        fixes = written_anew(call.span, text) if dim in declarations.dims else ()
+        why = "without a number too, those are taken that `accumulate` counts"
+        help = advice(fixes, why) if fixes else f"name it: `{text}`; {why}"
+        message = "which dim is cut into micro-batches is not said"
+        fail("MD0535", message, number.span, help=help, fixes=fixes)
     if call.args:
         return declared_integer(call.args[0], declarations, MOST)
     if not dims:
@@ -122,9 +128,10 @@ def _micro(call: ast.CallExpr, declarations: Declarations, table: Verified | Non
         return table.schedule.micro
     sizes = (k.value.span.text for k in call.keywords if k.name.text == "slices")
     count = next((len(text.split()) for text in sizes), 8)
-    help = f"write the number: `{name}[{dim}]({count}{options})`"
     message = f"into how many micro-batches `{dim}` is cut is not said"
-    fail("MD0535", message, call.span, help=help)
+    cut = ", ".join(item.span.text for item in dims)
+    fixes = written_anew(call.span, f"{name}[{cut}]({count}{options})")
+    fail("MD0535", message, call.span, help=NUMBER if not fixes else None, fixes=fixes)
 
 
 # --- options -------------------------------------------------------------------------------------

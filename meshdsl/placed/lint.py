@@ -45,6 +45,7 @@ from meshdsl.placed.sub_axes import whole_axis
 from meshdsl.placed.window_rules import window_notes
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
+from meshdsl.syntax.call_edits import without_option, written_anew
 from meshdsl.syntax.edits import removal, word_in
 from meshdsl.syntax.symbols import ACTIVATIONS, ROLES
 
@@ -236,8 +237,9 @@ def _lint_cut_network(
     diagnostics.add(*_lint_cuts(use, program, layout, accumulated, {"": devices}))
     if use.layers:
         message = "`layers=` divides the iterations of a loop, and rules cut this network"
-        help = "leave it out; a stage begins where its rule says"
-        diagnostics.add(Diagnostic("MD0538", message, use.span, help=help))
+        fixes = without_option(use.span, "layers")
+        help = advice(fixes, "a stage begins where its rule says")
+        diagnostics.add(Diagnostic("MD0538", message, use.span, help=help, fixes=fixes))
     if devices > 1 and not diagnostics.errors:
         diagnostics.of(partial(_check_table, use, 0, devices, accumulated * (use.micro or 1)))
 
@@ -369,8 +371,10 @@ def _lint_cuts(
     if use.micro is None and accumulated == 1:
         message = f"`{use.name}` does not say what its micro-batches are, and none are accumulated"
         cut = replace(use, dims=("batch",), micro=8)
-        help = f"cut a dim: `{cut}`, or write `accumulate=8` to the optimizer"
-        yield Diagnostic("MD0535", message, use.span, help=help)
+        fixes = written_anew(use.span, str(cut)) if "batch" in sizes else ()
+        help = advice(fixes) or f"cut a dim: `{cut}`"
+        help += "; or write `accumulate=8` to the optimizer"
+        yield Diagnostic("MD0535", message, use.span, help=help, fixes=fixes)
 
 
 MOST_TRIED = 6

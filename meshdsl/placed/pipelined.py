@@ -27,7 +27,8 @@ from meshdsl.placed.settings import StageRule
 from meshdsl.records import dataclass
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verification import Verified
-from meshdsl.syntax.edits import inserted, removal
+from meshdsl.syntax.call_edits import with_option
+from meshdsl.syntax.edits import removal
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,8 +417,7 @@ def _with_layers(pipe: Piped, layers: str) -> tuple[Fix, ...]:
     """The fix that says in the schedule how many iterations each stage has."""
     if pipe.use is None or not pipe.use.span.text.endswith(")"):
         return ()
-    text = f'layers="{layers}"'
-    return (inserted(pipe.use.span.end - 1, f", {text}", pipe.use.span, f"add `{text}`"),)
+    return with_option(pipe.use.span, "layers", f'"{layers}"')
 
 
 def check_layers(use: ScheduleUse, size: int, stages: int) -> None:
@@ -429,12 +429,13 @@ def check_layers(use: ScheduleUse, size: int, stages: int) -> None:
         f"`layers=` is of {counted(len(use.layers), 'stage')} with {sum(use.layers)} layers; the "
         f"pipeline has {stages} with {size}"
     )
-    help = f'write a number for each stage: `layers="{shared(size, stages)}"`'
+    fixes = with_option(use.span, "layers", f'"{shared(size, stages)}"') if size >= stages else ()
+    help = advice(fixes, "a number for each stage")
     if fits:
         message = f"`layers=` leaves stage {use.layers.index(0)} without a layer"
     if size < stages:
         help = f"use {size} stages or fewer: each needs a layer"
-    fail("MD0538", message, use.span, help=help)
+    fail("MD0538", message, use.span, help=help, fixes=fixes)
 
 
 MOST_SHOWN = 8

@@ -14,13 +14,16 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, NoReturn
 
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import Fix, Span, advice, fail
 from meshdsl.ir.program import block_loops
 from meshdsl.ir.rewrite import free, needed, substitute
 from meshdsl.ir.types import Dim
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value
 from meshdsl.placed.pipelined import Piped
 from meshdsl.records import dataclass
+from meshdsl.schedule.use import in_order
+from meshdsl.syntax.call_edits import without_option
+from meshdsl.syntax.enclosing import optimizer_of
 
 HELP = "use a schedule that updates at the end of a step: `one_f_one_b`"
 
@@ -227,12 +230,17 @@ class StageParts:
         ):
             if goal.optimizer.options[option] is not None:
                 message = f"`{option}` needs {why}, and stages update at different times"
-                _refuse(message, goal.span, f"leave `{option}` out, or {HELP}")
+                optimizer = optimizer_of(goal.span)
+                self._refuse(
+                    message,
+                    goal.span,
+                    fixes=() if optimizer is None else without_option(optimizer, option),
+                )
         params = [p.value for p in self.program.params]
         assigned = [u for u in self.program.updates if u.old in params and _is_assigned(u, self)]
         for update in assigned:
             message = f"`{update.old.label}` is assigned, and passes read it at different times"
-            _refuse(message, update.old.span, HELP)
+            self._refuse(message, update.old.span)
 
     def _check_collected(self) -> None:
         """Refuse a read, outside of the loops, of what they collect from all stages."""
@@ -249,14 +257,14 @@ class StageParts:
         loops = (self.loop, self.gradient_loop)
         if any(param in free(n) for n in loops):
             message = f"`{param.label}` is read by every stage, and each would update it separately"
-            _refuse(message, param.span, f"declare it inside of the loop, or {HELP}")
+            self._refuse(message, param.span, "declare it inside of the loop")
         stages = {self.stage_of(s) for n, s in self.sections.items() if param in free(n)}
         if len(stages) > 1:
             first, last = min(stages), max(stages)
             message = (
                 f"`{param.label}` is read on stages {first} and {last}, and updated separately"
             )
-            _refuse(message, param.span, f"give each a parameter of its own, or {HELP}")
+            self._refuse(message, param.span, "give each a parameter of its own")
         return stages.pop() if stages else 0
 
     def _check_separate(self, node: Node) -> None:
@@ -267,7 +275,7 @@ class StageParts:
             and not all(v.type.has(dim) for v in node.makes)
         ):
             message = "an update needs all iterations of the loop, which stages update separately"
-            _refuse(message, node.span, HELP)
+            self._refuse(message, node.span)
 
     def _check_here(self, value: Value, stage: int, kept: bool) -> None:
         """Refuse an update that reads what another stage has."""
@@ -277,7 +285,16 @@ class StageParts:
         if not kept and (collected or self.gradient_stage(value) == stage):
             return
         message = f"stage {stage} needs `{value.label}` of another stage to update"
-        _refuse(message, value.span, HELP)
+        self._refuse(message, value.span)
+
+    def _refuse(
+        self, message: str, span: Span, *others: str, fixes: tuple[Fix, ...] = ()
+    ) -> NoReturn:
+        """Raise MD0337, whose help does `fixes` or updates all stages at once, or does `others`."""
+        use = self.pipe.use
+        fixes = (*fixes, *(in_order(use) if use is not None else ()))
+        ways = filter(None, [advice(fixes) or HELP, *others])
+        fail("MD0337", message, span, help="; or ".join(ways), fixes=fixes)
 
     def gradient_stage(self, value: Value) -> int | None:
         """The stage that makes a gradient outside of the loop."""
@@ -291,10 +308,6 @@ def _is_assigned(update: Update, parts: StageParts) -> bool:
     """Whether a parameter's new value is made by the program, not by the optimizer."""
     made = {v for n in parts.program.body if n.phase == "update" for v in n.makes}
     return update.new not in made
-
-
-def _refuse(message: str, span: Span, help: str) -> NoReturn:
-    fail("MD0337", message, span, help=help)
 
 
 def _of_weights(nodes: Sequence[Node], known: dict[Value, bool]) -> Iterator[Node]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import advice, fail
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import OpKind
 from meshdsl.named.ir import Goal, NamedProgram, Value
@@ -18,6 +18,8 @@ from meshdsl.named.workers import Dims, for_workers, is_per_worker
 from meshdsl.placed.ir import Apply, Node, PlacedProgram, PlacedTensor, Reshard
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import Request
+from meshdsl.syntax.call_edits import with_option
+from meshdsl.syntax.enclosing import optimizer_of
 
 
 def workers(program: PlacedProgram) -> int:
@@ -162,8 +164,9 @@ def _refuse_split(program: NamedProgram, error: Value, placed: Placement) -> NoR
 def _refuse(program: NamedProgram, message: str) -> NoReturn:
     goal = _goal(program)
     compress = goal.optimizer.compress
-    help = (
-        "split the batch alone, without rules for `grads`, and reduce `deferred`; "
-        "`compress=powersgd(2)` goes with every layout"
-    )
-    fail("MD0316", f"`{compress}` compresses what each device has: {message}", goal.span, help=help)
+    optimizer = optimizer_of(goal.span)
+    fixes = () if optimizer is None else with_option(optimizer, "compress", "powersgd(2)")
+    every = f"{advice(fixes) or '`compress=powersgd(2)`'}, which goes with every layout"
+    help = f"{every}; or split the batch alone, without rules for `grads`, and reduce `deferred`"
+    message = f"`{compress}` compresses what each device has: {message}"
+    fail("MD0316", message, goal.span, help=help, fixes=fixes)

@@ -7,12 +7,13 @@ from dataclasses import field, replace
 from functools import lru_cache
 from typing import Literal, cast
 
-from meshdsl.diagnostics import DiagnosticError, Span, counted, fail
+from meshdsl.diagnostics import DiagnosticError, Fix, Span, counted, fail
 from meshdsl.records import dataclass
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.table import ANNEAL
 from meshdsl.schedule.times import Times
 from meshdsl.schedule.verification import Verified, verify
+from meshdsl.syntax.call_edits import written_anew
 
 Option = int | str | tuple[int, ...]
 
@@ -132,6 +133,14 @@ class ScheduleUse:
                 help = f"write `accumulate={schedule.micro}` to the optimizer, or {help}"
             fail("MD0536", message, self.span, help=help)
         return table
+
+
+def in_order(use: ScheduleUse) -> tuple[Fix, ...]:
+    """The fix that takes one stage on each device, and one update of all at the end of a step."""
+    micro = use.table.schedule.micro if use.table is not None and use.dims else use.micro
+    options = {key: value for key, value in use.options.items() if key == "recompute"}
+    other = replace(use, name="one_f_one_b", micro=micro, options=options, table=None)
+    return written_anew(use.span, str(other))
 
 
 def _said(option: Option) -> str:

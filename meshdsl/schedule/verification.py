@@ -482,7 +482,7 @@ def _refuse_deadlock(
         message = f"deadlock: {waits[0]}, which comes after it"
         ways = _earlier(schedule, at, chain.values(), places)
         _refuse("MD0525", message, where(first), help=help, ways=ways)
-    help = "let one of them do first what another waits for"
+    help = "in one of these rows, move what another device waits for before the pass that waits"
     others = ((d, where((d, at[d]))) for d in cycle[1:])
     related = [Related(span, f"device {d} waits here") for d, span in others if span is not None]
     ways = _earlier(schedule, at, chain.values(), places)
@@ -496,7 +496,7 @@ def _earlier(
     awaited: Iterable[Action],
     places: Mapping[Action, Place],
 ) -> Iterator[Way]:
-    """Each action that a device waits for, in front of the one at which its own device waits."""
+    """Each action that a device waits for, before the one at which its own device waits."""
     for action in awaited:
         device, index = places[action]
         row, stop = schedule.rows[device], at[device]

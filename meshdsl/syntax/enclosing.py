@@ -27,6 +27,12 @@ def enclosing(span: Span, kind: type[N]) -> N | None:
     return None if problems else min(around, key=lambda n: n.span.end - n.span.start, default=None)
 
 
+def optimizer_of(goal: Span) -> Span | None:
+    """The optimizer of a `minimize`, as it is written; None in Python."""
+    node = enclosing(goal, ast.Minimize)
+    return None if node is None else node.optimizer.span
+
+
 def called(name: Span, new: str) -> tuple[Fix, ...]:
     """The fix that renames what is declared at a place, wherever it is used."""
     file, problems = parse(name.source)
