@@ -29,6 +29,7 @@ from meshdsl.named.ir import Update, Value
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to, without_line
+from meshdsl.syntax.statement_edits import after_loop, of_each_iteration
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
@@ -119,8 +120,9 @@ class AssignmentBuilder:
             if not param.type.has(loop.name):
                 message = f"every iteration over `{loop.name}` would assign `{param.label}`"
                 where = Related(param.span, f"this is {param.type}")
-                help = "declare it in the loop, or assign it after the loop"
-                fail("MD0139", message, node.name.span, where, help=help)
+                fixes = of_each_iteration(node.span, param.span) + after_loop(node.span)
+                help = advice(fixes) or "declare it in the loop, or assign it after the loop"
+                fail("MD0139", message, node.name.span, where, help=help, fixes=fixes)
 
     def _typed(
         self, state: Value, operand: Operand, node: ast.UpdateStatement, scope: Scope

@@ -13,16 +13,18 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Fix,
     Poisoned,
     Related,
     Span,
+    advice,
     fail,
 )
 from meshdsl.ir.program import Collected, Origin, Stacked
 from meshdsl.ir.rewrite import substitute
 from meshdsl.ir.types import DTYPES, LARGEST, Dim, DType, TensorType
 from meshdsl.named.call_fixes import NOTHING, WrittenCall, call_fixes, call_help
-from meshdsl.named.declarations import Declarations
+from meshdsl.named.declarations import Declarations, added_dim
 from meshdsl.named.ir import (
     InCalls,
     Init,
@@ -38,6 +40,9 @@ from meshdsl.named.ir import (
 from meshdsl.named.size_formulas import as_float, how_of
 from meshdsl.ops.opdef import OpError, lookup
 from meshdsl.records import dataclass
+from meshdsl.syntax import ast
+from meshdsl.syntax.edits import around
+from meshdsl.syntax.enclosing import enclosing
 
 MAX_DIMS = 64
 """The most dims of a tensor in numpy and in torch."""
@@ -271,9 +276,10 @@ class Builder:
             return inside  # a parameter has gained the dim
         if inside.type.has(dim.name):
             message = f"`{stack.name}` has the dim `{dim}` of its loop, and would gain another"
-            help = f"rename the dim inside the loop: `[{dim} -> other]`"
+            fixes = _renamed_inside(stack, dim.name, scope)
+            help = advice(fixes) or f"rename the dim inside the loop: `[{dim} -> other]`"
             where = Related(stack.span, f"`{stack.name}` is {inside.type}")
-            fail("MD0122", message, span, where, help=help)
+            fail("MD0122", message, span, where, help=help, fixes=fixes)
         type_ = inside.type.along(dim)
         check_elements(type_, span)
         if self._depth[inside] <= stack.depth:
@@ -464,6 +470,19 @@ def shown(number: int | float) -> str:
     if isinstance(number, int) and abs(number) >= 10**24:
         return f"of about {'-' * (number < 0)}2^{abs(number).bit_length()}"
     return str(number)
+
+
+def _renamed_inside(stack: Stack, dim: str, scope: Scope) -> tuple[Fix, ...]:
+    """The fix that renames a dim of what a loop stacks, where the loop assigns it."""
+    node, new = enclosing(stack.span, ast.Assign), f"other_{dim}"
+    if node is None or len(node.targets) > 1:
+        return ()
+    line = f"dim {new} = {dim}"
+    added = added_dim(line, scope.declarations)
+    if added is None or dim not in scope.declarations.dims or new in scope.declarations.dims:
+        return ()
+    view = around(node.value.span, "(", f")[{dim} -> {new}]", "").edits
+    return (Fix(f"write `(…)[{dim} -> {new}]`, with `{line}`", (*view, added), safe=False),)
 
 
 def check_elements(type_: TensorType, span: Span) -> None:

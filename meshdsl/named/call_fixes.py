@@ -69,7 +69,7 @@ def call_fixes(
     """
     places = spans if written.operands is None else written.operands
     operands = [(s, t) for s, t in zip(places, types, strict=False) if s is not None]
-    text = _Text(operands, written, dims, at)
+    text = _Text(operands, places, written, dims, at)
     return tuple(fix for way in found for fix in _EDITS[type(way)](text, way))
 
 
@@ -85,6 +85,7 @@ class _Text:
     """The places of a call; a method for each way out yields the fixes that take it."""
 
     operands: Sequence[tuple[Span, TensorType]]
+    places: Sequence[Span | None]
     written: WrittenCall
     declared: Mapping[str, Span]
     at: Span | None
@@ -150,6 +151,42 @@ class _Text:
             edit = Edit(out[0].span.to(out[-1].span), text)
             yield Fix(f"write `-> [{text}]`", (edit,), safe=False)
 
+    def rename(self, way: ways.RenameDim) -> Iterator[Fix]:
+        new = f"other_{way.dim}"
+        edits = self._viewed(way.operands, (way.dim,), new, way.dim)
+        brackets = [item.dim.span for item in self.written.items if isinstance(item, ast.DimItem)]
+        edits += [Edit(span, new) for span in brackets if span.text == way.dim]
+        if len(edits) > 1:
+            title = f"rename `{way.dim}` there, with `dim {new} = {way.dim}`"
+            yield Fix(title, tuple(edits), safe=False)
+
+    def merge(self, way: ways.MergeDims) -> Iterator[Fix]:
+        if edits := self._viewed(way.operands, way.dims, "_".join(way.dims), " * ".join(way.dims)):
+            title = f"merge {' and '.join(f'`{dim}`' for dim in way.dims)} there"
+            yield Fix(title, tuple(edits), safe=False)
+
+    def _viewed(
+        self, operands: Sequence[int], dims: Sequence[str], new: str, size: str
+    ) -> list[Edit]:
+        """Views of operands with one dim in place of others, which is declared; or nothing."""
+        places = [self.places[n] for n in operands if n < len(self.places)]
+        spans = [span for span in places if span is not None]
+        is_known = new not in self.declared and set(dims) <= set(self.declared)
+        if not is_known or len(spans) != len(operands):
+            return []
+        source, end = spans[0].source, max(span.end for span in self.declared.values())
+        line = source.bounds(source.position(end)[0])[1]
+        old = dims[0] if len(dims) == 1 else f"({', '.join(dims)})"
+        edits = [Edit(Span(source, line, line), f"\ndim {new} = {size}")]
+        for span in spans:
+            view = f"[{old} -> {new}]"
+            edits += (
+                [Edit(span, f"{span.text}{view}")]
+                if span.text.isidentifier()
+                else around(span, "(", f"){view}", "").edits
+            )
+        return edits
+
 
 _EDITS: Mapping[type, Callable[[_Text, Any], Iterator[Fix]]] = {
     ways.Cast: _Text.cast,
@@ -162,4 +199,6 @@ _EDITS: Mapping[type, Callable[[_Text, Any], Iterator[Fix]]] = {
     ways.Brackets: _Text.brackets,
     ways.WindowSize: _Text.window,
     ways.ResultDims: _Text.result,
+    ways.RenameDim: _Text.rename,
+    ways.MergeDims: _Text.merge,
 }

@@ -172,7 +172,9 @@ class Calls:
                 attrs = dict(opdef.bind(attrs, tuple(v.type for v in values)))
             except OpError as error:
                 edited = NOTHING if self.builder.site else WrittenCall(node, arguments.places)
-                fixes = call_fixes(error.ways, (), (), edited)
+                declared = {} if self.builder.site else scope.declarations.dim_spans
+                types = [value.type for value in values]
+                fixes = call_fixes(error.ways, arguments.spans, types, edited, declared, node.span)
                 help = call_help(error, fixes)
                 fail(error.code, error.message, node.span, help=help, fixes=fixes)
         spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]

@@ -19,12 +19,14 @@ from meshdsl.diagnostics import (
     Source,
     Span,
     advice,
+    all_closest,
     all_of,
     did_you_mean,
     fail,
     spelled_right,
 )
 from meshdsl.ir.types import Dim
+from meshdsl.option_edits import one_of
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_dim, without_line
@@ -255,12 +257,15 @@ class _DimSizes:
     def _check_set(self) -> None:
         for name, size in self.set_dims.items():
             if name not in self.entries:
-                help = did_you_mean(name, list(self.entries)) or known_names(
-                    "dim", list(self.entries)
-                )
-                message = f"`--set {name}`: no such dim"
-                span = self.set_in.get(name) or _option(name)
-                self.diagnostics.add(Diagnostic("MD0115", message, span, help=help))
+                span, known = self.set_in.get(name), list(self.entries)
+                fixes = spelled_right(span, name, known) if span is not None else ()
+                if span is None:
+                    meant = all_closest(name, known)
+                    old = f"{name}={size}"
+                    fixes = one_of("--set", (f"{dim}={size}" for dim in meant), old)
+                message, span = f"`--set {name}`: no such dim", span or _option(name)
+                help = advice(fixes) or known_names("dim", known)
+                self.diagnostics.add(Diagnostic("MD0115", message, span, help=help, fixes=fixes))
             elif not 1 <= size <= MAX_DIM:
                 message = f"the size of a dim lies in 1 … {MAX_DIM}"
                 help = f"choose one: `--set {name}=N`"

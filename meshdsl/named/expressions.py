@@ -30,6 +30,7 @@ from meshdsl.ops.opdef import Attrs, OpDef, OpError, load_all, lookup, signs
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to
+from meshdsl.syntax.statement_edits import assigned_first, called_apart, other_dims
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
@@ -131,15 +132,20 @@ class Expressions:
         assigned = Related(stack.span, "assigned in the loop before")
         again = Related(stack.again, "assigned here again, in this loop")
         message = f"is `{stack.name}` what the loop before has stacked, or this loop's own?"
-        help = "give one of them another name; a loop passes on only names with a value before it"
-        fail("MD0120", message, name.span, assigned, again, help=help)
+        fixes = called_apart(stack.again, f"{stack.name}_again")
+        why = "a loop passes on only names with a value before it"
+        help = advice(fixes, why) if fixes else f"give one of them another name; {why}"
+        fail("MD0120", message, name.span, assigned, again, help=help, fixes=fixes)
 
     def _unknown_tensor(self, name: ast.Name, scope: Scope) -> NoReturn:
         if name.text in scope.later:
             where = Related(scope.later[name.text], "it is assigned here")
-            help = "assign it before; a loop passes on only names with a value before it"
+            fixes = assigned_first(name.span, where.span)
+            help = advice(fixes, "a loop passes on only names with a value before it")
+            if not fixes:
+                help = f"assign it before; {help}"
             message = f"`{name.text}` is read before it has a value"
-            fail("MD0121", message, name.span, where, help=help)
+            fail("MD0121", message, name.span, where, help=help, fixes=fixes)
         if name.text in load_all() or name.text in scope.declarations.operators:
             help = f"call it: `{name.text}(…)`"
             fail("MD0102", f"`{name.text}` is an operator, not a tensor", name.span, help=help)
@@ -168,7 +174,10 @@ class Expressions:
         """The dims that a name stands for: `...` for those that a function was not told of."""
         if name.text == "..." and not {"..."} & {*scope.groups, *scope.wrong_dims}:
             message = "`...` stands for the other dims of what a `def` is given as `x[..., d]`"
-            fail("MD0119", message, name.span, help="name the dims that are meant")
+            types = {n: v.type.names for n, v in scope.names.items() if isinstance(v, Value)}
+            fixes = other_dims(name.span, types)
+            help = advice(fixes) or "name the dims that are meant"
+            fail("MD0119", message, name.span, help=help, fixes=fixes)
         if name.text not in scope.groups:
             return (self.dim(name, scope),)
         # A loop around has taken its dim away.

@@ -46,6 +46,7 @@ from meshdsl.records import dataclass
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import removal, without_entry, without_line
 from meshdsl.syntax.enclosing import called
+from meshdsl.syntax.statement_edits import as_many_names
 
 INITS = {"zeros": 0, "ones": 0, "normal": 1, "uniform": 2, "glorot": 0, "he": 0}
 """The initialisers of parameters, with the numbers that each takes."""
@@ -236,8 +237,9 @@ class ProgramBuilder:
         )
         if len(results) != len(node.targets):
             message = f"{counted(len(node.targets), 'name')} for {counted(len(results), 'tensor')}"
-            help = "give every tensor on the right one name on the left"
-            fail("MD0258", message, node.span, help=help)
+            fixes = as_many_names(node, len(results))
+            help = advice(fixes) or "give every tensor on the right one name on the left"
+            fail("MD0258", message, node.span, help=help, fixes=fixes)
         for target, operand in zip(node.targets, results, strict=True):
             bound = operand
             if operand is not None:

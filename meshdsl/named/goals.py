@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshdsl.diagnostics import Edit, Fix, Related, Span, all_of, both, fail
+from meshdsl.diagnostics import Edit, Fix, Related, Span, advice, all_of, both, fail
 from meshdsl.named.activity import reaching
 from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.ir import Goal, NamedOp, NamedProgram, Value
@@ -68,7 +69,10 @@ class Goals:
             need_tensor(operand, span)
         if operand.type.dtype.kind != "float":
             message = f"there is no gradient with respect to {operand.type}"
-            fail("MD0291", message, span, help="gradients are of floats: `cast(x, f32)` first")
+            fixes = _as_float(operand)
+            why = "gradients are of floats"
+            help = advice(fixes, why) if fixes else f"{why}: `cast(x, f32)` first"
+            fail("MD0291", message, span, help=help, fixes=fixes)
         return operand
 
     # --- minimize ------------------------------------------------------------------------------
@@ -200,3 +204,16 @@ def need_loss(said: str, operand: Operand, span: Span) -> Value:
         help = "gradients are of floats: `cast(x, f32)` before it is reduced"
         fail("MD0290", f"`{said}` needs a float, and this is {type_}", span, help=help)
     return operand
+
+
+_DTYPE = re.compile(r":\s*(\w+)$")
+
+
+def _as_float(value: Value) -> tuple[Fix, ...]:
+    """The fix that declares an input as floats."""
+    found = _DTYPE.search(value.span.text)
+    if value.role != "input" or found is None:
+        return ()
+    start, end = (value.span.start + at for at in found.span(1))
+    span = Span(value.span.source, start, end)
+    return (Fix(f"declare `{value.label}: f32`", (Edit(span, "f32"),), safe=False),)

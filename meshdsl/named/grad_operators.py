@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
-from meshdsl.diagnostics import DiagnosticError, Diagnostics, Related, Span, fail
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Related, Span, advice, fail
 from meshdsl.ir.rewrite import Visitor, feeding, substitute
 from meshdsl.named.autodiff import gradients
 from meshdsl.named.builder import Builder, Frame
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, walk
+from meshdsl.syntax.statement_edits import without_gradient
 
 
 def with_gradients(program: NamedProgram, diagnostics: Diagnostics) -> NamedProgram:
@@ -103,6 +104,8 @@ class _Gradients(Visitor):
 
 
 def _refuse(value: Value, place: Span, loss: Span) -> NoReturn:
-    help = "integers, comparisons and `stop_gradient` pass no gradient on; leave it out"
+    why = "integers, comparisons and `stop_gradient` pass no gradient on"
+    fixes = without_gradient(place)
+    help = advice(fixes, why) if fixes else f"{why}; leave it out"
     message = f"the loss does not depend on `{value.label}`"
-    fail("MD0292", message, place, Related(loss, "this loss"), help=help)
+    fail("MD0292", message, place, Related(loss, "this loss"), help=help, fixes=fixes)

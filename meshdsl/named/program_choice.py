@@ -13,6 +13,7 @@ from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.named.grad_operators import with_gradients
 from meshdsl.named.ir import NamedProgram, walk
+from meshdsl.option_edits import one_of
 from meshdsl.syntax import ast
 
 
@@ -85,10 +86,10 @@ def choose_program(declarations: Declarations, name: str | None) -> ast.ProgramD
         raise DiagnosticError(Diagnostic("MD0111", message, everything, help=help))
     if name is None:
         message = f"this file has {len(programs)} programs"
-        help = f"choose one with `--program`: {', '.join(programs)}"
         first, *others = (node.name.span for node in programs.values())
         related = tuple(Related(span, "and here") for span in others[:3])
-        raise DiagnosticError(Diagnostic("MD0111", message, first, related=related, help=help))
+        fixes = one_of("--program", programs)
+        raise DiagnosticError(Diagnostic("MD0111", message, first, related=related, fixes=fixes))
     if name not in programs:
         wrong = ast.Name(name, Span(Source("--program", name), 0, len(name)))
         raise DiagnosticError(unknown("MD0108", "program", wrong, list(programs)))

@@ -307,7 +307,10 @@ class _EntryReader:
         for place in entry.places[:-1]:
             if isinstance(place, ast.StoredPath) and _dotted(place.path) == INIT:
                 message = f"the text after `{INIT}` is never read"
-                fail("MD0147", message, place.span, help=f"write `{INIT}` as the last one")
+                others = [p.span.text for p in entry.places if p is not place]
+                span = entry.places[0].span.to(entry.places[-1].span)
+                fix = Fix.write(span, " or ".join([*others, INIT]), safe=False)
+                fail("MD0147", message, place.span, fixes=(fix,))
         places, optional = self._places(name, entry, at, (name,))
         first = entry.places[0]
         is_tied = isinstance(first, ast.StoredPath) and _dotted(first.path) != INIT

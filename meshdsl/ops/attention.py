@@ -109,6 +109,7 @@ def _need(ins: kit.Types, key: kit.Dim, mem: kit.Dim, is_written: bool = False) 
             "MD0242",
             f"`attention` looks along `{mem}`, which the queries {q} have themselves",
             f"rename it in keys and values: `k[{mem} -> other]`",
+            kit.RenameDim((1, 2), mem.name),
         )
     for type_ in mask:
         if is_last(type_) and not is_written:
@@ -119,6 +120,8 @@ def _need(ins: kit.Types, key: kit.Dim, mem: kit.Dim, is_written: bool = False) 
                 f"the mask of `attention` says by bools who may look where, and this is {type_}",
                 f"compare, `iota[seq] >= iota[{mem}]`; a bias is added to the scores by hand: "
                 f"`softmax[{mem}](scores + bias)`",
+                *([] if type_.has(key.name) else [kit.NonZero(type_)]),
+                also=f"or add a bias to the scores by hand: `softmax[{mem}](scores + bias)`",
             )
     kit.merged_dims(said, *ins)
 

@@ -106,7 +106,9 @@ from meshdsl.ops.ways import Brackets as Brackets
 from meshdsl.ops.ways import Cast as Cast
 from meshdsl.ops.ways import CastAll as CastAll
 from meshdsl.ops.ways import DropDim as DropDim
+from meshdsl.ops.ways import MergeDims as MergeDims
 from meshdsl.ops.ways import NonZero as NonZero
+from meshdsl.ops.ways import RenameDim as RenameDim
 from meshdsl.ops.ways import ResizeDim as ResizeDim
 from meshdsl.ops.ways import ResultDims as ResultDims
 from meshdsl.ops.ways import SetOption as SetOption

@@ -7,7 +7,7 @@ its definition of the same name in `prelude/` is used: primitives and a few smal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshdsl.backends.runtime.lazy_numpy import np
@@ -166,6 +166,13 @@ def _norm_bind(name: str) -> kit.Bind:
     return bind
 
 
+def _along(ins: kit.Types) -> Iterator[kit.Way]:
+    """The way out where scale and shift have another dim of the tensor: it is along that."""
+    names = {type_.names for type_ in ins[1:]}
+    if len(names) == 1 and len(only := names.pop()) == 1 and ins[0].has(only[0]):
+        yield kit.Brackets(only[0])
+
+
 def _norm_infer(name: str) -> kit.Infer:
     def infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
         dim: kit.Dim = attrs["dim"]
@@ -178,6 +185,7 @@ def _norm_infer(name: str) -> kit.Infer:
                     "MD0214",
                     f"`{name}[{dim}]` takes a scale and shift of the dims [{dim}], not {type_}",
                     f"rename its dim to `{dim}`, or multiply and add outside",
+                    *_along(ins),
                 )
         return (ins[0],)
 

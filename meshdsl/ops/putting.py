@@ -24,7 +24,10 @@ def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
         names = kit.listed([d.name for d in places])
         message = f"`put` writes along one dim of positions, and the indices have {names}"
         raise kit.OpError(
-            "MD0236", message, "merge them first: `ids[(a, b) -> c]`, and the new values"
+            "MD0236",
+            message,
+            "merge them first: `ids[(a, b) -> c]`, and the new values",
+            kit.MergeDims((1, 2), tuple(d.name for d in places)),
         )
     extra = [d.name for d in new.dims if d == dim or not (x.has(d.name) or d in places)]
     if extra:

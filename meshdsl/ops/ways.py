@@ -85,6 +85,25 @@ class ResultDims:
     dims: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RenameDim:
+    """Rename a dim of operands, by number: a new dim of its size is declared.
+
+    It is renamed in the brackets, too, where these are about the operands.
+    """
+
+    operands: tuple[int, ...]
+    dim: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergeDims:
+    """Merge dims of operands, by number, into one that is declared."""
+
+    operands: tuple[int, ...]
+    dims: tuple[str, ...]
+
+
 Way = (
     Cast
     | CastAll
@@ -96,4 +115,6 @@ Way = (
     | Brackets
     | WindowSize
     | ResultDims
+    | RenameDim
+    | MergeDims
 )
