@@ -6,8 +6,10 @@ A help that names an option is printed from the fix that changes it, so what it 
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from meshdsl.diagnostics import (
@@ -31,6 +33,44 @@ def give(option: str, value: str | bool = True, old: str | None = None, safe: bo
 def set_size(dim: str, size: int, safe: bool = False) -> Fix:
     """The fix that gives a dim another size."""
     return give("--set", f"{dim}={size}", safe=safe)
+
+
+def set_sizes(sizes: Mapping[str, int]) -> Fix:
+    """The fix that gives several dims other sizes."""
+    edits = tuple(OptionEdit("--set", f"{dim}={size}") for dim, size in sizes.items())
+    text = " ".join(str(edit.value) for edit in edits)
+    return Fix(f"write `--set {text}`", safe=False, options=edits)
+
+
+def numbers(option: str, least: int, most: int) -> tuple[Fix, ...]:
+    """The fixes that give an option a number of a range, both ends where it has too many."""
+    every = range(least, most + 1)
+    return one_of(option, map(str, every if len(every) <= FEW else (least, most)))
+
+
+def path_meant(path: str) -> tuple[Fix, ...]:
+    """The fixes that name an existing file in place of one that is not there.
+
+    They have the name that is closest in the folder; where the folder is missing, they name the
+    closest one.
+    """
+    parts = Path(path).parts
+    for at, part in enumerate(parts):
+        if Path(*parts[: at + 1]).exists():
+            continue
+        here = Path(*parts[:at])
+        try:
+            near = all_closest(part, sorted(os.listdir(here))[:MANY])
+        except OSError:
+            return ()
+        meant = [Path(here, name, *parts[at + 1 :]) for name in near]
+        there = [p for p in meant if p.exists()]
+        return tuple(replace_argument(path, str(p), safe=len(there) == 1) for p in there)
+    return ()
+
+
+MANY = 1000
+"""So many names of a folder are compared with one that is not there."""
 
 
 def leave_out(option: str, old: str | None = None, safe: bool = True) -> Fix:

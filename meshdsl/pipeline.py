@@ -13,10 +13,10 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from meshdsl.analysis import analyse
-from meshdsl.cluster.profile import load
+from meshdsl.cluster.profile import load, refuse_unnamed
 from meshdsl.cluster.timing import Timing, refuse_uneven
 from meshdsl.device.ir import DeviceProgram
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, Span, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, Span
 from meshdsl.named.attention_fusion import spoken_of
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import NamedProgram
@@ -79,8 +79,8 @@ class Options:
     def search(self, timing: Timing | None = None) -> PlanSearch:
         """The search for a plan on a cluster; without one that of bytes. Raises MD0324."""
         if timing is None and self.objective == "time":
-            help = "name one: `--cluster h100`, or `mesh … on h100`"
-            fail("MD0324", "the least time is asked for, but no cluster is named", help=help)
+            message = "the least time is asked for, but no cluster is named"
+            refuse_unnamed("MD0324", message)
         if timing is None or self.objective == "bytes":
             return PlanSearch(Price(self.message_bytes), self.cache)
         return PlanSearch(Price(clock=timing), self.cache)
@@ -556,7 +556,8 @@ def timing_of(declarations: Declarations, options: Options, mesh: Mesh) -> Timin
         return None
     span = profile.span if profile is not None and options.cluster is None else None
     cluster = load(options.cluster or (profile.text if profile else ""), span)
-    refuse_uneven(cluster, mesh, span)
+    sizes = {} if declared is None else {axis.name.text: axis.size.span for axis in declared.axes}
+    refuse_uneven(cluster, mesh, span, sizes)
     return Timing(cluster, mesh)
 
 

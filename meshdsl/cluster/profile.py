@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cluster.this_machine import kept
@@ -29,7 +29,9 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.ir.types import DTYPES, EIGHT_BIT
+from meshdsl.option_edits import give, refuse
 from meshdsl.records import dataclass
+from meshdsl.syntax.edits import word_in
 
 Kind = Literal["switch", "ring", "torus"]
 KINDS = ("switch", "ring", "torus")
@@ -119,6 +121,18 @@ def names() -> tuple[str, ...]:
     """The profiles that are built in."""
     found = (files("meshdsl.cluster") / "profiles").iterdir()
     return tuple(sorted(p.name.removesuffix(".toml") for p in found if p.name.endswith(".toml")))
+
+
+def refuse_unnamed(code: str, message: str) -> NoReturn:
+    """Raise the error of what needs a cluster where none is named."""
+    first, *others = names()
+    refuse(
+        code,
+        message,
+        give("--cluster", first, safe=False),
+        f"another of {', '.join(others)}",
+        "name it in the file: `mesh … on NAME`",
+    )
 
 
 def load(name: str, span: Span | None = None) -> Cluster:
@@ -347,8 +361,9 @@ class _ProfileReader:
         self, message: str, name: str, table: str, number: int = 0, known: list[str] | None = None
     ) -> None:
         span = self._place(name, table, number)
-        help = did_you_mean(name, known) if known else None
-        self.found.add(Diagnostic("MD0321", message, span, help=help))
+        word = word_in(span, name)
+        fixes = spelled_right(word, name, known) if known and word is not None else ()
+        self.found.add(Diagnostic("MD0321", message, span, fixes=fixes))
 
     def _place(self, name: str, table: str = "", number: int = 0) -> Span:
         """Where a field stands, or the header of its table, or the beginning of the file."""

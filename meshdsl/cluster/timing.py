@@ -12,16 +12,18 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
+from types import MappingProxyType
 from typing import Literal
 
 from meshdsl.cluster.profile import UNBOUNDED, Cluster, Level, Points
 from meshdsl.device.ir import Bucket, Compute, Move
 from meshdsl.device.liveness import is_constant
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import Edit, Fix, Span, advice, fail
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, Signature, lookup
+from meshdsl.option_edits import give
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.placements import Mesh
 from meshdsl.records import dataclass
@@ -384,16 +386,24 @@ def parts_of(cluster: Cluster, sizes: list[int]) -> tuple[tuple[int, ...], ...] 
     return tuple(reversed(parts_by_axis))
 
 
-def refuse_uneven(cluster: Cluster, mesh: Mesh, span: Span | None = None) -> None:
+def refuse_uneven(
+    cluster: Cluster,
+    mesh: Mesh,
+    span: Span | None = None,
+    declared: Mapping[str, Span] = MappingProxyType({}),
+) -> None:
     """Raise MD0322 for too many devices, MD0323 for an axis that cuts a level unevenly.
 
-    `span` is where the cluster was named.
+    `span` is where the cluster was named, `declared` has the places of the sizes of the mesh, if it
+    is one of the file.
     """
+    sizes = [size for _, size in mesh.axes]
     there = math.prod(level.size for level in cluster.levels)
     if mesh.devices > there:
         message = f"the mesh has {mesh.devices} devices, but {cluster.name} has {there}"
-        fail("MD0322", message, span, help=f"take a mesh of at most {there}, or another cluster")
-    sizes = [size for _, size in mesh.axes]
+        fixes = _resized(mesh, _nearest(cluster, sizes, there), declared)
+        help = advice(fixes, "or take another cluster")
+        fail("MD0322", message, span, help=help, fixes=fixes)
     if parts_of(cluster, sizes) is not None:
         return
     last = max(n for n in range(len(sizes)) if parts_of(cluster, sizes[n:]) is None)
@@ -406,11 +416,23 @@ def refuse_uneven(cluster: Cluster, mesh: Mesh, span: Span | None = None) -> Non
         f"the {sizes[last]} devices of axis `{axis}` are spread unevenly over the groups of {cut} "
         f"devices of {cluster.name}"
     )
-    nearest = _nearest(cluster, sizes)
-    named = zip(mesh.names, nearest or (), strict=False)
-    text = mesh_text(dict(named))
-    help = f"the nearest mesh that fits: `{text}`" if text else None
-    fail("MD0323", message, span, help=help)
+    fixes = _resized(mesh, _nearest(cluster, sizes), declared)
+    fail("MD0323", message, span, help=advice(fixes, "the nearest mesh that fits"), fixes=fixes)
+
+
+def _resized(mesh: Mesh, sizes: list[int] | None, declared: Mapping[str, Span]) -> tuple[Fix, ...]:
+    """The fix that gives the axes of a mesh other sizes, where it is declared or as an option."""
+    if sizes is None:
+        return ()
+    text = mesh_text(dict(zip(mesh.names, sizes, strict=True)))
+    if not declared:
+        return (give("--mesh", text, safe=False),)
+    changed = [
+        Edit(declared[axis], str(new))
+        for (axis, old), new in zip(mesh.axes, sizes, strict=True)
+        if new != old
+    ]
+    return (Fix(f"write `{text}`", tuple(changed), safe=False),)
 
 
 def _fits(group: int, stride: int, size: int) -> bool:
@@ -418,13 +440,16 @@ def _fits(group: int, stride: int, size: int) -> bool:
     return group % stride == 0 and stride * size % group == 0
 
 
-def _nearest(cluster: Cluster, sizes: list[int]) -> list[int] | None:
-    """The mesh with one other size that cuts no level unevenly, and whose size is nearest."""
+def _nearest(cluster: Cluster, sizes: list[int], most: int = UNBOUNDED) -> list[int] | None:
+    """The mesh with one other size that cuts no level unevenly, and whose size is nearest.
+
+    It has at most so many devices.
+    """
     devices = math.prod(level.size for level in cluster.levels if level.size < UNBOUNDED)
     candidates = []
     for number, size in enumerate(sizes):
         for other in range(1, max(2 * size, devices) + 1):
             changed = [*sizes[:number], other, *sizes[number + 1 :]]
-            if parts_of(cluster, changed) is not None:
+            if math.prod(changed) <= most and parts_of(cluster, changed) is not None:
                 candidates.append((abs(math.log(other / size)), -number, -other, changed))
     return min(candidates)[-1] if candidates else None

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
 from typing import Literal, NoReturn, Self
 
-from meshdsl.diagnostics import Diagnostics, Related, Span, fail
+from meshdsl.diagnostics import Diagnostics, Fix, Related, Span, advice, fail
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import OpKind, kind_of
 from meshdsl.ir.rewrite import makes_of
@@ -25,7 +25,7 @@ from meshdsl.named.workers import is_per_worker
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.layout import Binding, Layout, SplitCause, Target, collect_layout, collect_mesh
 from meshdsl.placed.pipelined import Piped, gradient_sums
-from meshdsl.placed.placements import WHOLE, Mesh, Partial, Placement, placement
+from meshdsl.placed.placements import WHOLE, Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations, resolve_sbp
 from meshdsl.placed.settings import Setting
 from meshdsl.placed.sharding_rules import Row, call_of, legal_rows
@@ -502,12 +502,16 @@ class BlockRequest(Request):
         wanted, axis = Partial(want.placement.op), want.placement.partial[0]
         if all(wanted not in row.outs for row in legal):
             words = lookup(op.name).words
+            rules = f"its sharding rules: {'; '.join(map(str, legal))}"
+            at = op.outs.index(value)
+            fixes = self._components(value, annotation, axis, (row.outs[at] for row in legal))
             fail(
                 "MD0309",
                 f"{words} cannot produce `{value.label}` as {wanted} over mesh axis `{axis}`",
                 annotation.entry.span,
                 Related(op.span, "it is computed here"),
-                help=f"use one of its sharding rules: {'; '.join(map(str, legal))}",
+                help=advice(fixes, rules) if fixes else f"use one of {rules}",
+                fixes=fixes,
             )
 
     def pins(self, op: NamedOp) -> Pins:
@@ -520,7 +524,7 @@ class BlockRequest(Request):
 
     def refuse(self, op: NamedOp) -> NoReturn:
         """MD0309: the operator, the axis, and its legal rows."""
-        pin = next(annotation for v in op.ins if (annotation := self._pin(v, op)))
+        at, pin = next((i, a) for i, v in enumerate(op.ins) if (a := self._pin(v, op)))
         legal = legal_rows(call_of(op))
         for axis in self.mesh.names:
             parts = tuple(p and p.component(axis) for p in self.pins(op))
@@ -528,13 +532,32 @@ class BlockRequest(Request):
                 break
         asked = ", ".join("?" if c is None else str(c) for c in parts)
         words = lookup(op.name).words
+        rules = f"its sharding rules: {'; '.join(map(str, legal))}"
+        others = (*parts[:at], None, *parts[at + 1 :])
+        fixes = self._components(
+            op.ins[at], pin, axis, (row.ins[at] for row in legal if _fits(row, others))
+        )
         fail(
             "MD0309",
             f"{words} cannot read its operands as ({asked}) over mesh axis `{axis}`",
             pin.entry.span,
             Related(op.span, "it is applied here"),
-            help=f"use one of its sharding rules: {'; '.join(map(str, legal))}",
+            help=advice(fixes, rules) if fixes else f"use one of {rules}",
+            fixes=fixes,
         )
+
+    def _components(
+        self, value: Value, annotation: Annotation, axis: str, legal: Iterable[Component]
+    ) -> tuple[Fix, ...]:
+        """The fixes that write another component over an axis, each once."""
+        written = annotation.entry.components
+        if len(written) != len(self.mesh.names):
+            return ()
+        span = written[self.mesh.names.index(axis)].span
+        texts = dict.fromkeys(
+            f"S({value.positions.index(c.dim)})" if isinstance(c, Split) else str(c) for c in legal
+        )
+        return tuple(Fix.write(span, text, safe=False) for text in texts)
 
     def alike(self, first: NamedOp, second: NamedOp) -> bool:
         """Annotations for one reader tell all operators apart."""

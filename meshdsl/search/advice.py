@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.cluster.profile import refuse_unnamed
+from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import loops_of
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.placements import Mesh
@@ -108,8 +109,7 @@ def advice(request: SearchRequest, made: Compilation) -> Advice:
     """
     timing = problems(request, made)[0].timing
     if timing is None:
-        help = "name one: `--cluster h100`, or `mesh … on h100`"
-        fail("MD0324", "advice is by time, but no cluster is named", help=help)
+        refuse_unnamed("MD0324", "advice is by time, but no cluster is named")
     if request.memory is None:
         request = replace(request, memory=int(timing.cluster.device.memory))
     search_result = best_plans(request, made)

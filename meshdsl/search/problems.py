@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from meshdsl.cluster.profile import refuse_unnamed
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import (
     DiagnosticError,
@@ -13,7 +14,6 @@ from meshdsl.diagnostics import (
     Source,
     Span,
     counted,
-    fail,
 )
 from meshdsl.named.ir import loops_of
 from meshdsl.option_edits import give, leave_out, refuse, unknown_value
@@ -210,8 +210,8 @@ def _objective(request: SearchRequest, timing: Timing | None) -> str:
         wrong = unknown_value("MD0602", message, "--objective", objective, OBJECTIVES)
         raise DiagnosticError(wrong)
     if objective == "time" and timing is None:
-        help = "name one: `--cluster h100`, or `mesh … on h100`"
-        fail("MD0324", "the least time is asked for, but no cluster is named", help=help)
+        message = "the least time is asked for, but no cluster is named"
+        refuse_unnamed("MD0324", message)
     return objective
 
 

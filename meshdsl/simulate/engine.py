@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from meshdsl.cluster.profile import names
+from meshdsl.cluster.profile import refuse_unnamed
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import DeviceProgram, Pipeline
-from meshdsl.diagnostics import fail
-from meshdsl.option_edits import give, refuse
+from meshdsl.option_edits import leave_out, numbers, refuse
 from meshdsl.simulate.device_run import DeviceRun
 from meshdsl.simulate.stage_run import simulate_stage
 from meshdsl.simulate.timeline import Timeline
@@ -41,21 +40,13 @@ def _refuse_stage(stage: int | None, stages: int) -> None:
     """Raise MD0336 unless the stage is one of so many."""
     if stage is not None and not 0 <= stage < stages:
         message = f"there is no stage {stage}: the layout has {stages or 'none'}"
-        help = f"take one of 0 to {stages - 1}" if stages else "leave the stage out"
-        fail("MD0336", message, help=help)
+        fixes = numbers("--stage", 0, stages - 1) if stages else (leave_out("--stage"),)
+        refuse("MD0336", message, fixes)
 
 
 def needed(timing: Timing | None) -> Timing:
     """The timing of the cluster that is named. Raises MD0630 where none is."""
     if timing is None:
         message = "no cluster is named, and how long a step takes depends on it"
-        first, *others = names()
-        fix = give("--cluster", first, safe=False)
-        refuse(
-            "MD0630",
-            message,
-            fix,
-            f"another of {', '.join(others)}",
-            "name it in the file: `mesh … on NAME`",
-        )
+        refuse_unnamed("MD0630", message)
     return timing

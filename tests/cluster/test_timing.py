@@ -151,7 +151,8 @@ def test_an_uneven_axis_is_refused_with_the_nearest_mesh(
     with pytest.raises(DiagnosticError, match="MD0323") as raised:
         Timing(H100, _mesh(**axes))
     assert raised.value.diagnostics[0].help == (
-        f"the nearest mesh that fits: `{{ {nearest.replace(':', ': ').replace(',', ', ')} }}`"
+        f"write `--mesh '{{ {nearest.replace(':', ': ').replace(',', ', ')} }}'`; the nearest mesh "
+        "that fits"
     )
 
 
