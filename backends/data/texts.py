@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
@@ -13,6 +12,7 @@ from meshdsl.backends.data.tokenizer import Tokenizer, batched
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.user_files import Refused, read_regular, regular
 from meshdsl.diagnostics import fail
+from meshdsl.option_edits import FEW, one_of, refuse
 
 SUFFIXES = (".jsonl", ".txt")
 """Files of texts in a folder, by their names."""
@@ -66,8 +66,8 @@ def _document(line: bytes, field: str, place: str) -> str:
     if isinstance(fields.get(field), str):
         return _whole(fields[field], place)
     others = [key for key, value in fields.items() if isinstance(value, str)]
-    help = f"`--text-field {shlex.quote(others[0])}`" if others else 'each line is: `{"text": "…"}`'
-    fail("MD0582", f"{place} has no text `{field}`", help=help)
+    form = ['each line is: `{"text": "…"}`'] if not others else []
+    refuse("MD0582", f"{place} has no text `{field}`", one_of("--text-field", others[:FEW]), *form)
 
 
 def _whole(text: str, place: str) -> str:

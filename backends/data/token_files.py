@@ -20,7 +20,8 @@ from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.stored import FileBlocks, StoredArray
 from meshdsl.backends.runtime.user_files import Refused, regular
 from meshdsl.backends.runtime.values import Array
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import advice, fail
+from meshdsl.option_edits import one_of
 from meshdsl.records import dataclass
 
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -47,7 +48,10 @@ OPEN = 64
 SCANNED = 1 << 26
 """The bytes up to which the tokens of files are compared with the vocabulary beforehand."""
 
-STATED = "state it: `--tokens uint16`, as nanoGPT writes them, or `--tokens uint32`"
+RAW = ("uint16", "uint32")
+"""The dtypes that files of tokens without a header mostly have."""
+
+STATED = "nanoGPT writes uint16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +269,9 @@ def token_file(path: str, tokens: str | None) -> TokenFile:
         _agrees(path, tokens, dtype)
         return _whole(path, dtype, size, LLM_C_HEADER, count)
     if not is_dtype(tokens):
-        fail("MD0581", f"{path} has tokens of a dtype that nothing states", help=STATED)
+        message = f"{path} has tokens of a dtype that nothing states"
+        fixes = one_of("--tokens", RAW)
+        fail("MD0581", message, help=advice(fixes, STATED), fixes=fixes)
     assert tokens is not None
     return replace(_whole(path, tokens, size), is_raw=True)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl.backends.data.refusals import refuse_arrays, refuse_file
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.against_reference import NOTHING, Reference, TensorComparison
 from meshdsl.backends.engines.asynchronous_reference import replay_of
@@ -26,7 +27,7 @@ from meshdsl.backends.runtime.array_files import (
 )
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX
 from meshdsl.backends.runtime.values import Array, Spec
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, advice, fail
 from meshdsl.option_edits import give, leave_out, refuse
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.ir import reduced_in
@@ -90,7 +91,8 @@ def errors_at(source: Source | None, resume: str | None = None) -> Iterator[None
     except RunError as error:
         diagnostic = replace(error.diagnostic, span=line_of(error.place, source))
         if resume is not None and error.code in ("MD0701", "MD0721"):
-            diagnostic = replace(diagnostic, help=resume)
+            fixes = (give("--resume", safe=False),)
+            diagnostic = replace(diagnostic, help=f"{advice(fixes)}: {resume}", fixes=fixes)
         raise DiagnosticError(diagnostic) from error
 
 
@@ -188,9 +190,9 @@ def read_checked(
         help = "give every array under its name, with these shapes and dtypes"
         if what == "parameters" and specs.keys().isdisjoint(arrays):
             help = "to read a model with names of its own, declare a `weights` block"
-        fail("MD0504", str(refused), help=help)
+        refuse_arrays(refused, help)
     except Refused as refused:
-        fail("MD0505", str(refused), help=what_writes(path))
+        refuse_file(refused, path, what_writes(path))
 
 
 def _specs(made: Compilation) -> tuple[dict[str, Spec], dict[str, Spec]]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.backends.runtime.array_files import PARSING
-from meshdsl.diagnostics import Diagnostic
+from meshdsl.diagnostics import Diagnostic, advice
+from meshdsl.option_edits import give
 from meshdsl.records import dataclass
 
 HELP = {
@@ -19,12 +20,16 @@ HELP = {
     "MD0545": "name a folder with more space in the environment: `TMPDIR=/scratch meshdsl …`",
     "MD0701": "`--engine reference` runs the program itself, without devices",
     "MD0702": "this is a mistake of the compiler, not of the program; please report it",
-    "MD0705": "the end of its log stands above; `--engine local` runs without torchrun",
+    "MD0705": "the end of its log stands above",
     "MD0721": "where memory ran out, smaller dims (`--set`) or another mesh take less",
     "MD0801": "check the tensor that the indices come from",
     "MD0802": "divide by `maximum(n, 1)` where the result at 0 is not used",
     "MD0803": "give the most rows that there can be in total, or leave `rows=` out",
 }
+
+
+FIXES = {"MD0705": (give("--engine", "local", safe=False),)}
+"""The same run in another way."""
 
 
 class RunError(Exception):
@@ -52,7 +57,9 @@ class RunError(Exception):
     @property
     def diagnostic(self) -> Diagnostic:
         """The error as a diagnostic for the user."""
-        return Diagnostic(self.code, self.message, help=self.help or HELP.get(self.code))
+        fixes = FIXES.get(self.code, ())
+        help = advice(fixes, self.help or HELP.get(self.code))
+        return Diagnostic(self.code, self.message, help=help, fixes=fixes)
 
 
 class CollectiveError(Exception):

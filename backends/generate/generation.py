@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl.backends.data.refusals import refuse_arrays, refuse_file, rounded_note
 from meshdsl.backends.engines.execution import errors_at, refuse_too_large
 from meshdsl.backends.engines.in_process import (
     Emitted,
@@ -64,10 +65,10 @@ def checked_params(made: Compilation, path: str, states: tuple[str, ...]) -> lis
         notes = check_arrays(arrays, specs, "parameters")
     except ArraysRefused as refused:
         help = "both programs call a parameter alike, and have it of one size: `--set`, as trained"
-        fail("MD0504", str(refused), help=help)
+        refuse_arrays(refused, help)
     except Refused as refused:
-        fail("MD0505", str(refused), help="name the folder of a checkpoint, or what `--out` wrote")
-    return [Diagnostic("MD0506", note, severity="note") for note in notes]
+        refuse_file(refused, path, "name the folder of a checkpoint, or what `--out` wrote")
+    return [*map(rounded_note, notes)]
 
 
 class Speaker:

@@ -12,7 +12,7 @@ from meshdsl.backends.generate.contract import Contract
 from meshdsl.backends.generate.sampling import Sampling
 from meshdsl.backends.generate.task import Task
 from meshdsl.backends.generate.text_codec import TextCodec
-from meshdsl.diagnostics import counted, fail
+from meshdsl.diagnostics import Fix, counted, fail
 from meshdsl.option_edits import give, leave_out, refuse, set_size
 from meshdsl.records import dataclass
 
@@ -162,11 +162,12 @@ def _steps(room: int | None, length: int, steps: int | None, name: str) -> int:
         steps = min(STEPS, STEPS if room is None else max(1, room + 1 - length))
     # The last token is not read again.
     if room is not None and length + steps - 1 > room:
-        message = f"{name} has {counted(length, 'token')}"
+        message, fixes = f"{name} has {counted(length, 'token')}", tuple[Fix, ...]()
         help = f"give a shorter prompt: it has at most {counted(room, 'token')}"
         if length <= room:
             message += f", and {counted(steps, 'token')} more are asked for"
-            help = f"write `--steps {room + 1 - length}` or fewer"
+            fewer = give("--steps", str(room + 1 - length), safe=False)
+            fixes, help = (fewer,), f"{fewer.title} or fewer"
         message += f": the program has room to read {room}"
-        fail("MD0625", message, help=help)
+        fail("MD0625", message, help=help, fixes=fixes)
     return int(steps)

@@ -25,11 +25,11 @@ from meshdsl.backends.peers.operator_tables import spelling
 from meshdsl.backends.peers.peer_call import Library, PeerCall
 from meshdsl.backends.torch.line_breaks import quoted
 from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, Move, Var
-from meshdsl.diagnostics import fail
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.torch_expressions import tuple_text
+from meshdsl.option_edits import leave_out, refuse
 from meshdsl.placed import ir as placed
 from meshdsl.placed.placements import B, Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.sharding_rules import Row
@@ -283,10 +283,11 @@ class Peer(Notation):
             why = f"the random numbers of {self.system} are others"
         reason = f": {why}" if why else " yet"
         message = f"`{node.name}` cannot be written as {self.notation}{reason}"
-        help = "`meshdsl compile` writes it as torch"
+        fixes = []
         if not why and self.source.updates:
-            help += "; without `--step`, gradients and update are left out"
-        fail("MD0910", message, node.span, help=help)
+            fixes = [leave_out("--step", safe=False)]
+        help = "`meshdsl compile` writes it as torch"
+        refuse("MD0910", message, fixes, help, span=node.span)
 
     # --- loops -----------------------------------------------------------------------------------
 

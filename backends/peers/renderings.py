@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from meshdsl.diagnostics import fail
+from meshdsl.option_edits import refuse, set_size
 from meshdsl.placed.ir import PlacedProgram
 from meshdsl.placed.layout import nearest
 
@@ -53,6 +54,5 @@ def _refuse_uneven(program: PlacedProgram) -> None:
                 message = (
                     f"JAX cannot shard `{dim}` of size {size} over {', '.join(axes)} of size {ways}"
                 )
-                near = " or ".join(f"`--set {dim}={n}`" for n in nearest(size, ways))
-                help = f"pad the dim to a size that divides: {near}"
-                fail("MD0311", message, value.span, help=help)
+                fixes = [set_size(dim, n) for n in nearest(size, ways)]
+                refuse("MD0311", message, fixes, span=value.span)

@@ -11,6 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import IO, Any
 
 import numpy as np
@@ -36,12 +37,20 @@ READ_AT_ONCE = 1 << 20
 PICKLED = "is pickled Python objects; unpickling can run code hidden in a file, so it is refused"
 
 
-class ArraysRefused(Refused):
-    """Arrays that do not fit the program: `table` of all of them, and the list of `problems`."""
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, what: str, table: str, problems: list[str]) -> None:
+
+class ArraysRefused(Refused):
+    """Arrays that do not fit the program: `table` of all of them, and the list of `problems`.
+
+    With dims of other `sizes` they would; empty where that is not all.
+    """
+
+    def __init__(
+        self, what: str, table: str, problems: list[str], sizes: Mapping[str, int] = NO_SIZES
+    ) -> None:
         super().__init__(f"the {what} do not fit the program\n{table}")
-        self.table, self.problems = table, problems
+        self.table, self.problems, self.sizes = table, problems, sizes
 
 
 def read_arrays(path: str, proven: bool = False) -> dict[str, Any]:
@@ -258,8 +267,29 @@ def check_arrays(arrays: Mapping[str, Any], specs: Mapping[str, Spec], what: str
             rows.append((name, "-", describe(arrays[name]), "the program has no such name"))
             problems.append(f"{name}: the program has no such name")
     if problems:
-        raise ArraysRefused(what, show_table(rows), problems)
+        raise ArraysRefused(what, show_table(rows), problems, _other_sizes(arrays, specs))
     return notes
+
+
+def _other_sizes(arrays: Mapping[str, Any], specs: Mapping[str, Spec]) -> Mapping[str, int]:
+    """The sizes of dims under which all arrays fit, those that differ; empty where there are none.
+
+    Dims that one array says, another may not contradict.
+    """
+    sizes: dict[str, int] = {}
+    for name, spec in specs.items():
+        shape = tuple(arrays[name].shape) if name in arrays else ()
+        if name not in arrays or len(shape) != len(spec.dims):
+            return NO_SIZES
+        for dim, size in zip(spec.dims, shape, strict=True):
+            if size < 1 or sizes.setdefault(dim, size) != size:
+                return NO_SIZES
+        sized = spec._replace(dims=dict(zip(spec.dims, shape, strict=True)))
+        if compare(arrays[name], sized)[0]:
+            return NO_SIZES
+    own = {dim: size for spec in specs.values() for dim, size in spec.dims.items()}
+    surplus = any(name not in specs for name in arrays)
+    return NO_SIZES if surplus else {d: n for d, n in sizes.items() if n != own[d]}
 
 
 def compare(array: Any, spec: Spec) -> tuple[str, str]:

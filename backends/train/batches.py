@@ -10,6 +10,7 @@ from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.user_files import Refused
 from meshdsl.backends.runtime.values import Array, Part, Spec, drawn, unit_interval
 from meshdsl.diagnostics import Diagnostic, fail
+from meshdsl.option_edits import refuse, set_size
 from meshdsl.records import dataclass
 
 CHANGED = "something else changes this file: train on a copy, or replace it by renaming a new one"
@@ -220,5 +221,5 @@ def enough(
 ) -> None:
     """Refuse data of fewer samples than a step takes. `more` is the way to have more of them."""
     if count < batch:
-        smaller = f", or a smaller batch: `--set {dim}={count // times}`" if count >= times else ""
-        fail("MD0511", f"{what}, and a step takes {batch}", help=more + smaller)
+        smaller = [set_size(dim, count // times)] if count >= times else []
+        refuse("MD0511", f"{what}, and a step takes {batch}", smaller, more)

@@ -49,6 +49,7 @@ from meshdsl.backends.runtime.values import (
 from meshdsl.backends.train import manifest
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, counted, fail
 from meshdsl.disk_cache import parsed
+from meshdsl.option_edits import refuse, set_sizes
 from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
@@ -678,10 +679,13 @@ def check_same(found: Checkpoint, specs: Mapping[str, Spec]) -> None:
     message = f"the checkpoint `{found.path.name}` is of another program{of}: "
     message += f"{counted(len(rows), 'tensor')} {'differs' if len(rows) == 1 else 'differ'}"
     more = [f"  and {len(rows) - MOST_ROWS} more"] if len(rows) > MOST_ROWS else []
-    fail(
+    sizes = _other_sizes(found, specs)
+    refuse(
         "MD0541",
         "\n".join([message, show_table([head, *rows[:MOST_ROWS]]), *more]),
-        help=_way_out(found, specs),
+        (set_sizes(sizes),) if sizes else (),
+        "go on with the program it was saved from",
+        "train this one in another folder",
     )
 
 
@@ -712,14 +716,14 @@ def difference(wanted: Spec | None, stored: Spec | None) -> str:
     return f"is {stored.dtype}, not {wanted.dtype}" if stored.dtype != wanted.dtype else ""
 
 
-def _way_out(found: Checkpoint, specs: Mapping[str, Spec]) -> str:
-    """The help: other sizes, if only they differ; else the other program or another folder."""
+def _other_sizes(found: Checkpoint, specs: Mapping[str, Spec]) -> dict[str, int]:
+    """The sizes that a checkpoint was saved under, where these alone differ."""
     sizes: dict[str, int] = {}
     for _, wanted, stored in _pairs(found, specs):
         if not (wanted and stored) or _kind(wanted) != _kind(stored):
-            return "go on with the program it was saved from, or train this one in another folder"
+            return {}
         sizes |= dict(stored.dims.items() - wanted.dims.items())
-    return f"it was saved under `--set {' '.join(f'{d}={n}' for d, n in sizes.items())}`"
+    return sizes
 
 
 def _kind(spec: Spec) -> tuple[str, list[str]]:

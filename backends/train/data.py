@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl.backends.data.refusals import refuse_arrays, refuse_file, rounded_note
 from meshdsl.backends.data.token_files import token_files
 from meshdsl.backends.runtime.array_files import (
     ArraysRefused,
@@ -39,7 +40,6 @@ from meshdsl.backends.train.token_data import every_window, is_tokens, open_toke
 from meshdsl.diagnostics import Diagnostic, counted, did_you_mean, fail
 
 NAMED = "arrays are named like the inputs, with any number of samples along the batch"
-ROUNDED = "`--dtype f64` computes with all digits"
 
 
 def open_data(
@@ -84,9 +84,9 @@ def _refusals(path: str) -> Iterator[None]:
     try:
         yield
     except ArraysRefused as refused:
-        fail("MD0504", str(refused), help=NAMED)
+        refuse_arrays(refused, NAMED)
     except Refused as refused:
-        fail("MD0505", str(refused), help=f"{what_writes(path)}; so is any text")
+        refuse_file(refused, path, f"{what_writes(path)}; so is any text")
 
 
 def open_arrays(
@@ -141,7 +141,7 @@ def fitting_arrays(
         for name, spec in inputs.items()
     }
     rounded = check_arrays(used, specs, f"arrays of {path}")
-    notes = [Diagnostic("MD0506", text, severity="note", help=ROUNDED) for text in rounded]
+    notes = [*map(rounded_note, rounded)]
     unused = sorted(set(arrays) - set(used))
     if unused:
         message = f"the program does not read {', '.join(unused)} of {path}"

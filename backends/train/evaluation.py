@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshdsl.backends.data.refusals import rounded_note
 from meshdsl.backends.engines.execution import errors_at, read_checked, refuse_too_large
 from meshdsl.backends.engines.in_process import (
     Emitted,
@@ -32,7 +33,7 @@ from meshdsl.backends.train.exported_params import checkpoint_at
 from meshdsl.backends.train.feed import Feed
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.backends.weights.model_files import is_model
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counted
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, counted
 from meshdsl.disk_cache import from_json
 from meshdsl.named.declarations import declare
 from meshdsl.named.measures import CROSS_ENTROPY, with_measures
@@ -112,7 +113,7 @@ def evaluate(
     program = Emitted(full_batch.emitted).load().program
     if job.params is not None:
         notes = read_checked(job.params, program.PARAMS, "parameters")[1]
-        diagnostics.add(*(Diagnostic("MD0506", note, severity="note") for note in notes))
+        diagnostics.add(*map(rounded_note, notes))
     everything = open_everything(job.data, program.INPUTS, proven=False)
     diagnostics.add(*everything.notes)
     limited = job.batches is not None and job.batches * everything.size < everything.count

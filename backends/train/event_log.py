@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.backends.train.job import RESUME
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import Fix, OptionEdit, fail
+from meshdsl.option_edits import refuse
 
 PACKAGE = "tensorboardX"
 PREFIX = "events"
@@ -83,8 +84,11 @@ def _package() -> Any:
     try:
         return importlib.import_module(f"{PACKAGE}.event_file_writer")
     except ImportError:
-        help = "`pip install 'meshdsl[tensorboard]'` installs it; `--log F.jsonl` needs no package"
-        fail("MD0508", f"`--tensorboard` needs the package `{PACKAGE}`", help=help)
+        edits = (OptionEdit("--tensorboard"), OptionEdit("--log", "log.jsonl"))
+        title = "write `--log log.jsonl` in place of `--tensorboard`"
+        install = "install it: `pip install 'meshdsl[tensorboard]'`"
+        message = f"`--tensorboard` needs the package `{PACKAGE}`"
+        refuse("MD0508", message, Fix(title, safe=False, options=edits), install)
 
 
 def event_files(folder: str) -> list[Path]:

@@ -37,6 +37,7 @@ from meshdsl.backends.train.batches import (
 )
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.diagnostics import counted, did_you_mean, fail
+from meshdsl.option_edits import give, refuse
 from meshdsl.records import dataclass
 
 ARCHIVES = (b"PK\x03\x04", NPY, b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -70,10 +71,9 @@ def is_tokens(files: DataFiles) -> bool:
     if start.startswith(ARCHIVES):
         read_arrays(path)  # raises what is wrong with it
     if path.endswith(".jsonl") and files.tokens is None:
-        help = (
-            "`--tokenizer tokenizer.json` makes tokens of its texts, `--tokens bytes` of its bytes"
-        )
-        fail("MD0582", f"{path} has texts, and nothing says what their tokens are", help=help)
+        message = f"{path} has texts, and nothing says what their tokens are"
+        other = "make tokens of its texts: `--tokenizer tokenizer.json`"
+        refuse("MD0582", message, give("--tokens", "bytes", safe=False), other)
     return True
 
 
@@ -375,7 +375,7 @@ def _decoded(path: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         message = f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
-        fail("MD0513", message, help="`--tokens bytes` reads any file")
+        refuse("MD0513", message, give("--tokens", "bytes", safe=False))
 
 
 def _held_out(files: DataFiles, vocabulary: str | None, bound: int) -> TokenSequence:

@@ -188,8 +188,9 @@ def prepared(plan: TrainingPlan, job: Job, seed: int | None) -> Job:
     from meshdsl.device.memory import memory
 
     if job.eval_every and not job.data.fraction and job.data.held_out is None:
-        help = "hold out a part, `--eval-fraction 0.1`, or name other data, `--val F`"
-        fail("MD0511", "nothing is held out to evaluate", help=help)
+        part = give("--eval-fraction", "0.1", safe=False)
+        other = "name other data: `--val F`"
+        refuse("MD0511", "nothing is held out to evaluate", part, other)
 
     compilation = plan.made
     goal = compilation.named.goal

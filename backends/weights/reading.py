@@ -11,9 +11,10 @@ from meshdsl.backends.runtime.array_files import kind_of, show_table, width_of
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.backends.runtime.mapped_arrays import FileElements, MappedArray, numpy_dtype
 from meshdsl.backends.weights.model_files import ModelTensor
-from meshdsl.diagnostics import Diagnostic, Diagnostics, closest, fail, plural
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Fix, advice, closest, fail, plural
 from meshdsl.ir.types import TensorType
 from meshdsl.named.weights import FilePlace, StoredParam, WeightMap, padding
+from meshdsl.option_edits import set_sizes
 from meshdsl.records import dataclass
 
 Tensors = Mapping[str, ModelTensor]
@@ -235,15 +236,20 @@ class _OtherSizes:
             self.found.setdefault(number.dim, set()).add(count)
 
     @property
+    def fixes(self) -> tuple[Fix, ...]:
+        """The fix that sets the sizes of the model; none where they are those of the program."""
+        single = {dim: size for dim, (size, *more) in self.found.items() if not more}
+        settings = {dim: size for dim, size in single.items() if size != self.own[dim]}
+        return (set_sizes(settings),) if settings else ()
+
+    @property
     def help(self) -> str:
         """What to set; empty where the sizes are those of the program."""
-        single = {dim: size for dim, (size, *more) in self.found.items() if not more}
-        settings = [f"{dim}={size}" for dim, size in single.items() if size != self.own[dim]]
-        shared = [dim for dim in self.shared if dim not in single]
-        if not settings and not shared:
+        shared = [dim for dim in self.shared if len(self.found.get(dim, ())) != 1]
+        if not self.fixes and not shared:
             return ""
-        options = " ".join(settings or [f"{dim}=N" for dim in shared])
-        help = f"the model has other sizes: `--set {options}`"
+        options = " ".join(f"{dim}=N" for dim in shared)
+        help = f"{advice(self.fixes) or f'write `--set {options}`'}: the model has other sizes"
         if shared:
             names = ", ".join(f"`{dim}`" for dim in shared)
             help += f"; of {names}, which share a dim, its configuration has the sizes"
@@ -266,7 +272,8 @@ def _refuse(rows: list[_Row], weights: WeightMap, path: str, sizes: _OtherSizes)
     more = len(alike) - MOST_ROWS
     left = f"\n  … and {more} more {plural(more, 'row')}" if more > 0 else ""
     message = f"the tensors of {path} are not those of `weights {weights.name}`"
-    fail("MD0550", f"{message}\n{show_table(table)}{left}", help=_help(rows, weights, sizes))
+    help = _help(rows, weights, sizes)
+    fail("MD0550", f"{message}\n{show_table(table)}{left}", help=help, fixes=sizes.fixes)
 
 
 def _help(rows: list[_Row], weights: WeightMap, sizes: _OtherSizes) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshdsl.cli import common
 from meshdsl.cli.options import File, Force, Sizes, opt, option, sizes, weights, which_program
-from meshdsl.diagnostics import Diagnostic, Diagnostics
+from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Compilation, Options
 
 
@@ -44,6 +44,7 @@ def command(file: File, given: Export) -> None:
 
 
 def _export(made: Compilation, given: Export, diagnostics: Diagnostics) -> None:
+    from meshdsl.backends.data.refusals import rounded_note
     from meshdsl.backends.engines.execution import read_checked
     from meshdsl.backends.engines.reference import whole_specs
     from meshdsl.backends.train.described import description
@@ -61,7 +62,7 @@ def _export(made: Compilation, given: Export, diagnostics: Diagnostics) -> None:
     with params_file(given.params, on_one, list(specs), block, diagnostics) as params:
         assert params is not None
         arrays, notes = read_checked(params, specs, "parameters")
-        diagnostics.add(*(Diagnostic("MD0506", note, severity="note") for note in notes))
+        diagnostics.add(*map(rounded_note, notes))
         new = {} if program is None else assigned(program, arrays)
         values = ExportedTensors(specs, {**arrays, **new})
         if model is None:

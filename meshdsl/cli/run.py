@@ -118,12 +118,13 @@ def run(
 def _run(
     made: Compilation, given: RunOptions, values: InputSource, diagnostics: Diagnostics
 ) -> tuple[Result, Sequence[TensorComparison]]:
+    from meshdsl.backends.data.refusals import rounded_note
     from meshdsl.backends.engines import execution as engines
     from meshdsl.backends.engines.against_reference import problems
 
     result = engines.run(made, given.engine, values)
     for note in result.notes:
-        diagnostics.add(Diagnostic("MD0506", note, severity="note"))
+        diagnostics.add(rounded_note(note))
     for text in result.disagreements:
         diagnostics.add(Diagnostic("MD0707", text))
     yielded = (result.outputs, result.updated)

@@ -23,8 +23,8 @@ from meshdsl.cli.options import (
     refuse_unknown,
     weights,
 )
-from meshdsl.diagnostics import Diagnostic, Diagnostics
-from meshdsl.option_edits import leave_out, refuse
+from meshdsl.diagnostics import Diagnostic, Diagnostics, advice
+from meshdsl.option_edits import give, leave_out, refuse
 from meshdsl.pipeline import Options
 
 if TYPE_CHECKING:
@@ -222,5 +222,7 @@ def _interrupted(ending: Ending) -> Diagnostic:
     if ending.checkpoint is None:
         help = "nothing was kept: `--checkpoint DIR` would have kept it"
         return Diagnostic("MD0722", message, severity="note", help=help)
-    help = "the same command with `--resume` goes on from there"
-    return Diagnostic("MD0722", f"{message}: {ending.checkpoint}", severity="note", help=help)
+    fixes = (give("--resume", safe=False),)
+    help = advice(fixes, "the same command then goes on from there")
+    message = f"{message}: {ending.checkpoint}"
+    return Diagnostic("MD0722", message, severity="note", help=help, fixes=fixes)

@@ -22,7 +22,7 @@ from meshdsl.costgraph.device_placement import GraphOperator
 from meshdsl.costgraph.graph import CostFactor, CostGraph, Variable
 from meshdsl.costgraph.layer_graph import Layer, LayerGraph, LayerWay
 from meshdsl.costgraph.transformer import STATES, Experts, Transformer
-from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.diagnostics import Fix, Source, Span, did_you_mean, fail
 from meshdsl.records import dataclass
 from meshdsl.syntax.parse import read_source
 
@@ -63,10 +63,16 @@ class GraphObject:
         if isinstance(self.value, DuplicateField):
             self.refuse(f"the field `{self.value}` is written twice", help="remove one of them")
 
-    def refuse(self, message: str, code: str = "MD0660", help: str | None = None) -> NoReturn:
+    def refuse(
+        self,
+        message: str,
+        code: str = "MD0660",
+        help: str | None = None,
+        fixes: tuple[Fix, ...] = (),
+    ) -> NoReturn:
         """Say what is wrong here."""
         place = f"`{self.path}`: " if self.path else ""
-        fail(code, place + message, Span(self.source, 0, 0), help=help)
+        fail(code, place + message, Span(self.source, 0, 0), help=help, fixes=fixes)
 
     def field(self, name: str, default: Any = ...) -> GraphObject:
         """A field of an object; without a `default` it has to be there."""

@@ -171,7 +171,8 @@ def _refuse_infeasible(top: GraphObject, graph: CostGraph, best: Solution) -> No
         top.refuse(f"{best.method} found no plan, but there is one", "MD0663", exact)
     message = f"no plan fits in {human(int(graph.limit))}: the least is {human(int(least.cost))}"
     named = ", ".join(f"{n} {choice}" for n, choice in graph.names(least.picks).items())
-    top.refuse(message, "MD0664", f"{math.ceil(least.cost):,} bytes would do: {named}")
+    fix = give("--memory", f"{math.ceil(least.cost)}B", safe=False)
+    top.refuse(message, "MD0664", f"{fix.title}: {named}", (fix,))
 
 
 # --- stages --------------------------------------------------------------------------------------
@@ -366,7 +367,8 @@ def _refuse_division(
     )
     way = least.division
     sizes = f"tensor {way.tensor}, pipeline {way.pipeline}, data {way.data}"
-    top.refuse(message, "MD0664", f"{sizes} takes that")
+    fix = give("--memory", f"{math.ceil(least.bytes)}B", safe=False)
+    top.refuse(message, "MD0664", f"{fix.title}: {sizes} takes that", (fix,))
 
 
 def _refuse_undivided(

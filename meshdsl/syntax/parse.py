@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from meshdsl.backends.runtime.user_files import read_regular
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, advice, fail
+from meshdsl.option_edits import path_meant
 from meshdsl.syntax import ast
 
 _BOM = b"\xef\xbb\xbf"
@@ -32,7 +33,10 @@ def read_source(path: str | Path) -> Source:
     try:
         data = read_regular(path)
     except FileNotFoundError:
-        fail("MD0010", f"there is no file `{name}`", help=_closest(Path(path)))
+        fixes = path_meant(name)
+        where = Path(path).parent
+        missing = "check the path" if where.is_dir() else f"there is no folder `{where}` either"
+        fail("MD0010", f"there is no file `{name}`", help=advice(fixes) or missing, fixes=fixes)
     except IsADirectoryError:
         fail("MD0010", f"`{name}` is a folder, not a file", help="name a .mdsl file in it")
     except (OSError, ValueError) as error:
@@ -54,14 +58,6 @@ def _read_stdin() -> bytes:
 
 def _source(name: str, data: bytes) -> Source:
     return Source(name, _decode(name, data.removeprefix(_BOM), data.startswith(_BOM)))
-
-
-def _closest(path: Path) -> str:
-    """The path probably meant by the name of a missing file, as help."""
-    if not path.parent.is_dir():
-        return f"there is no folder `{path.parent}` either"
-    suggestion = did_you_mean(path.name, sorted(p.name for p in path.parent.glob("*.mdsl")))
-    return suggestion or "check the path"
 
 
 def _decode(name: str, data: bytes, had_bom: bool) -> str:

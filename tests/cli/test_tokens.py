@@ -252,7 +252,7 @@ def test_documents_are_tokens_that_end(cli: Cli) -> None:
     done = cli("train", program, "--data", "d.jsonl", "--steps", "9", "--resume", *given)
     assert (done.code, done.codes) == (2, ["error[MD0582]"])
     assert "d.jsonl, line 2 has no text `text`" in done.err
-    assert "help: `--text-field body`" in done.err
+    assert "help: write `--text-field body`" in done.err
     write("\n".join(lines) + "\n", "d.jsonl")
     save_tokenizer(Path("tok"), end=False)
     Path("tok/tokenizer_config.json").unlink()

@@ -34,6 +34,8 @@ class Outcome:
 ENDS = (
     "meshdsl.backends.engines.execution.run",
     "meshdsl.backends.train.training_run.train",
+    "meshdsl.backends.train.evaluation.plan_of",
+    "meshdsl.backends.generate.generation.generate",
 )
 """What a command that is right comes to: the devices start."""
 

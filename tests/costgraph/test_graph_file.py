@@ -348,7 +348,7 @@ def test_every_method_says_what_no_plan_can_meet(method: str, tmp_path: Path) ->
         pytest.importorskip(NEEDS[method])
     forbidden = changed(PLACEMENT, ("nodes", 1, "cost"), [None] * 3)
     for graph, said in (
-        ({**PLACEMENT, "memory_limit": 3}, "4 bytes would do"),
+        ({**PLACEMENT, "memory_limit": 3}, "write `--memory 4B`"),
         (forbidden, "forbidden"),
     ):
         with pytest.raises(DiagnosticError) as caught:

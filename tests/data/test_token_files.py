@@ -268,11 +268,11 @@ def test_a_folder_has_files_for_training_and_validation(tmp_path: Path) -> None:
 
 def test_the_file_that_has_too_little_is_named_with_a_way_that_helps(tmp_path: Path) -> None:
     files = folder(tmp_path, "train.bin", "val.bin")
-    for size, help in ((0, ""), (20, ", or a smaller batch: `--set batch=3`")):
+    for size, help in ((0, ""), (20, "write `--set batch=3`; or ")):
         np.zeros(size, "<u2").tofile(tmp_path / "val.bin")
         found = refused(files, "MD0511")
         assert found.message.startswith(f"{tmp_path / 'val.bin'} has ")
-        assert found.help == f"give more samples there{help}"
+        assert found.help == f"{help}give more samples there"
     assert open_data(files, inputs(rows=3), 0).held_out is not None  # that way does help
     np.zeros(0, "<u2").tofile(tmp_path / "val.bin")
     with pytest.raises(DiagnosticError, match=r"val\.bin has no tokens, and a window takes 7"):
