@@ -27,7 +27,7 @@ from meshdsl.backends.runtime.array_files import (
 )
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX
 from meshdsl.backends.runtime.values import Array, Spec
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, advice, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
 from meshdsl.option_edits import give, leave_out, refuse
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.ir import reduced_in
@@ -91,8 +91,7 @@ def errors_at(source: Source | None, resume: str | None = None) -> Iterator[None
     except RunError as error:
         diagnostic = replace(error.diagnostic, span=line_of(error.place, source))
         if resume is not None and error.code in ("MD0701", "MD0721"):
-            fixes = (give("--resume", safe=False),)
-            diagnostic = replace(diagnostic, help=f"{advice(fixes)}: {resume}", fixes=fixes)
+            diagnostic = replace(diagnostic, help=resume)
         raise DiagnosticError(diagnostic) from error
 
 
