@@ -21,6 +21,7 @@ from meshdsl.backends.engines.in_process import (
     call_device,
     local_tensors,
     moved_away,
+    torch_dtype,
 )
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import Launcher
@@ -30,7 +31,7 @@ from meshdsl.backends.generate.contract import Chosen
 from meshdsl.backends.generate.task import Task, Tell, TextPiece
 from meshdsl.backends.runtime.array_files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.runtime.mapped_arrays import SUFFIX
-from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, local_part
+from meshdsl.backends.runtime.values import Array, Spec, local_part
 from meshdsl.diagnostics import Diagnostic, fail
 from meshdsl.disk_cache import from_json
 from meshdsl.pipeline import Compilation
@@ -127,7 +128,7 @@ class Speaker:
             tokens = [text.token(row, i) for (text, row), i in zip(rows, indices, strict=True)]
             positions = indices if at is None else at
             inputs = {self.contract.token: tokens, self.contract.position: positions}
-            outputs = self.step({n: self._arranged(a) for n, a in inputs.items()})
+            outputs = self.step({n: self._of_rows(a) for n, a in inputs.items()})
             for text in alive:
                 text.read += 1
             self._extend(alive, rows, self.step, self.contract.logits, outputs)
@@ -149,7 +150,7 @@ class Speaker:
             tokens = tokens[0]
         elif next(iter(spec.dims)) != self.contract.row:
             tokens = tokens.T
-        count = self._arranged([counts[text] for text, _ in rows])
+        count = self._of_rows([counts[text] for text, _ in rows])
         outputs = prefill({names.tokens: tokens, names.count: count})
         self._take_states(prefill)
         for text in texts:
@@ -164,10 +165,9 @@ class Speaker:
                 states = self.ranks.whole(spec, block)
                 self.params[name].copy_(states[self.ranks.part(self.step.program.PARAMS[name])])
 
-    def _arranged(self, values: Sequence[int] | int) -> Array:
+    def _of_rows(self, values: list[int] | int) -> list[int] | int:
         """Numbers of all rows as the input of a program that has them."""
-        array = np.asarray(values, np.int64)
-        return array[0] if self.contract.row is None and array.ndim else array
+        return values[0] if self.contract.row is None and isinstance(values, list) else values
 
     def _extend(
         self,
@@ -183,7 +183,8 @@ class Speaker:
             return
         values = self._logits(part.program.OUTPUTS[logits], outputs[logits])
         for text in ready:
-            chosen_from = values[self._rows_of(text, rows), : self.task.known]
+            first = self._rows_of(text, rows)[0]
+            chosen_from = values[first : first + text.width, : self.task.known]
             _refuse_non_numbers(chosen_from, text)
             tokens, shown = text.extend(chosen_from)
             if self.ranks.rank == 0 and tokens:
@@ -197,13 +198,13 @@ class Speaker:
 
     def _reorder(self, texts: Sequence[Continuation], rows: Rows) -> None:
         """Let the rows of texts go on with the states of the rows that their beams came from."""
-        order = list(range(self.contract.rows))
+        order = list(range(self.contract.rows if texts else 0))
         for text in texts:
             own_rows = self._rows_of(text, rows)
             for row, source in zip(own_rows, text.sources, strict=True):
                 order[row] = own_rows[source]
         dim = self.contract.row
-        if dim is None or order == list(range(self.contract.rows)):
+        if dim is None or order == list(range(len(order))):
             return
         for name in self.contract.states:
             spec = self.step.program.PARAMS[name]
@@ -214,7 +215,7 @@ class Speaker:
 
     def _logits(self, spec: Spec, block: Any) -> Array:
         """Those of all rows: `[rows, vocabulary]`."""
-        logits = as_array(self.ranks.whole(spec, block))
+        logits = as_array(self.ranks.whole(spec, block) if spec.split else block)
         if next(iter(spec.dims)) == self.contract.words and logits.ndim > 1:
             logits = logits.T
         return logits.reshape(-1, self.contract.counted)
@@ -231,17 +232,19 @@ class _DeviceProgram:
         self.ranks, self.program, self.params = ranks, program, params
         self._parts = {n: ranks.part(spec) for n, spec in program.INPUTS.items()}
 
-    def __call__(self, inputs: Mapping[str, Array]) -> Tensors:
+    def __call__(self, inputs: Mapping[str, Array | list[int] | int]) -> Tensors:
         """The outputs, of whole inputs; the states among the parameters change."""
-        blocks = {n: self._block(n, array) for n, array in inputs.items()}
+        blocks = {n: self._block(n, values) for n, values in inputs.items()}
         return call_device(self.ranks, self.program, (blocks, self.params, {}))
 
-    def _block(self, name: str, array: Array) -> Any:
+    def _block(self, name: str, values: Array | list[int] | int) -> Any:
         """This device's part of an input, in memory of its own."""
         import torch
 
-        part = np.array(array[self._parts[name]], NUMPY_DTYPES[self.program.INPUTS[name].dtype])
-        return torch.from_numpy(part).to(self.ranks.where)
+        spec = self.program.INPUTS[name]
+        if spec.split:
+            values = np.asarray(values)[self._parts[name]]
+        return torch.tensor(values, dtype=torch_dtype(spec.dtype), device=self.ranks.where)
 
 
 def _refuse_non_numbers(logits: Array, text: Continuation) -> None:
@@ -249,7 +252,7 @@ def _refuse_non_numbers(logits: Array, text: Continuation) -> None:
 
     Minus infinity leaves a token out.
     """
-    if not np.isfinite(logits.max(-1)).all():
+    if not all(map(math.isfinite, logits.max(-1).tolist())):
         place = f"token {text.length} of text {text.number + 1}"
         message = f"the logits after {place} are NaN or infinite"
         help = "look for such values in the parameters; `--dtype f64` rules out an overflow"

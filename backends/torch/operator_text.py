@@ -80,17 +80,11 @@ class OperatorText:
             self.state.variables.assign(node.outs[0])
         else:
             self._assign(node, text)
-        self._keep_conversions(node, call)
-        self._has_memory(node)
-
-    def _keep_conversions(self, node: Compute, call: TorchText) -> None:
-        """Keep what a call converted for later reads; the call's other large helpers end."""
-        if call.numbers:
-            self._kept_ints(node, call)
-        converted = self._kept_long(node, call) if call.long else set()
+        converted = self._kept_long(node, call) if call.long or call.numbers else set()
         # They may be twice as wide as their operands.
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.state.helpers = [name for name in call.helpers if name not in converted]
+        self._has_memory(node)
 
     def _is_written(self, node: Compute) -> bool:
         """Write an operator that writes over an operand, or makes a number, if it is one."""
@@ -198,7 +192,7 @@ class OperatorText:
         for line in call.lines:
             self.out.statement(line)
         if call.numbers:
-            self._kept_ints(node, call)
+            self._kept_long(node, call)
         if self._has_name_of(node.outs[0], over):
             if text != self.state.identifier(over):
                 self.out.statement(text)
@@ -380,22 +374,21 @@ class OperatorText:
         return converted | left
 
     def _kept_long(self, node: Compute, call: TorchText) -> set[str]:
-        """The variables that have operands as i64, kept for others that read these: small ones."""
+        """The variables that have operands as i64, kept for others that read these: small ones.
+
+        Those that have one as an int are kept, too.
+        """
         sizes = {i: node.ins[i].local.elements * I64.bytes for i in call.long}
         small = {i: name for i, name in call.long.items() if sizes[i] < LARGE}
         block = self.out.blocks[-1]
         self.long.update((node.ins[i], (name, block)) for i, name in small.items())
+        self.ints.update((node.ins[i], (name, block)) for i, name in call.numbers.items())
         return {*small.values()}
 
     def _ints(self, node: Compute) -> dict[int, str]:
         """By operand, the variable that has it as an int, if one that can be read here does."""
         entries = ((i, self.ints[v]) for i, v in enumerate(node.ins) if v in self.ints)
         return {i: name for i, (name, block) in entries if block in self.out.blocks}
-
-    def _kept_ints(self, node: Compute, call: TorchText) -> None:
-        """Keep the variables that have operands as ints for others that read these."""
-        block = self.out.blocks[-1]
-        self.ints.update((node.ins[i], (name, block)) for i, name in call.numbers.items())
 
     def _renamed(self, node: Compute, text: str) -> LastAssignment | None:
         """Take the last assignment back, where `text` is no more than its variable."""
