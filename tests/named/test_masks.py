@@ -56,7 +56,7 @@ def test_attention_up_to_a_number_reads_no_mask(layout: str) -> None:
     """On one device and with each dim split; where memory or keys are, a mask is written out."""
     rng = np.random.default_rng(6)
     given = {n: rng.normal(size=(2, 2)).astype("float32") for n in ("q", "new")}
-    given |= {"v": rng.normal(size=(4, 2, 2)).astype("float32"), "pos": np.int32(2)}
+    given |= {"v": rng.normal(size=(4, 2, 2)).astype("float32"), "pos": np.array(2, np.int32)}
     scores = np.zeros((2, 3))
     scores[:, 2] = (given["q"].astype(float) * given["new"]).sum(1)
     weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)

@@ -317,7 +317,7 @@ class Reach:
 def reach(made: Special, op: NamedOp, fill: str) -> Reach:
     """What changes with those elements of the operands of `op` that are not finite; found once.
 
-    Nothing is hidden meanwhile: a mask, or the triangle of attention, is left out.
+    Nothing is hidden meanwhile: a mask, the triangle of attention, or its last position.
     """
     key = fill, str(op.outs[0].name)
     if key not in made.reaches:
@@ -359,8 +359,8 @@ def _finite(array: Array, marked: Array, seed: int) -> Array:
     """Numbers around 1 in the place of floats, others for each seed where they are marked."""
     if array.dtype.kind == "b":
         return np.ones(array.shape, bool)
-    if array.dtype.kind != "f":
-        return array
+    if array.dtype.kind != "f":  # the last position that attention sees
+        return np.full_like(array, LARGEST_INDEX)
     plain, drawn = (np.random.default_rng(s).uniform(0.5, 1.5, array.shape) for s in (0, seed))
     return np.where(marked, drawn, plain)
 

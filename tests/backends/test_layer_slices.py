@@ -1,0 +1,53 @@
+"""Slices of parameters that are made once, for a program that is called for every token."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from meshdsl.backends.runtime.layer_slices import slices
+from tests.compiling import compile_text
+
+STATE = """
+dim layers = 2, n = 3
+program p(x[n]) {
+  repeat layers {
+    param w[n]
+    param sum[n] = zeros()
+    sum := sum + x * w
+  }
+  repeat layers {
+    param v[n]
+    x = x * v
+  }
+  return x
+}
+"""
+
+
+def test_slices_are_made_once_and_do_not_keep_their_tensor() -> None:
+    """Under inference mode they are views that stay; elsewhere autograd sees each call."""
+    stack = torch.arange(6.0).reshape(2, 3)
+    with torch.inference_mode():
+        first, again, columns = slices(stack), slices(stack), slices(stack, 1)
+        first[1].zero_()
+    assert again is first
+    assert [x.shape for x in columns] == [(2,)] * 3
+    assert stack[1].tolist() == [0, 0, 0]
+    gone = weakref.ref(stack)
+    del stack
+    assert gone() is None
+    leaf = torch.ones(2, 3, requires_grad=True)
+    slices(leaf)[0].sum().backward()
+    assert leaf.grad is not None
+
+
+def test_a_program_that_keeps_states_loads_slices_of_what_loops_read() -> None:
+    """One that keeps nothing does not: it may be called once."""
+    emitted = compile_text(STATE, layout="n -> a", mesh="a:1").emitted.text
+    for name in ("w", "v", "sum"):
+        assert f'slices(params["{name}"])' in emitted
+    assert 'params["sum"] =' not in emitted
+    stateless = STATE.replace("    sum := sum + x * w\n", "    x = x + sum * w\n")
+    assert "slices(" not in compile_text(stateless, layout="n -> a", mesh="a:1").emitted.text
