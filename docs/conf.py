@@ -38,6 +38,9 @@ exclude_patterns = [".*", "**/.*", "build", "**/node_modules", "**.egg-info", "t
 
 # Tests execute the notebooks and hold their saved outputs to what their scripts print.
 nb_execution_mode = "off"
+# The only code that is folded is that of solutions.
+nb_code_prompt_show = "Show the solution"
+nb_code_prompt_hide = "Hide the solution"
 myst_heading_anchors = 4
 highlight_language = "none"
 

@@ -240,7 +240,7 @@ tall = {"rows": "a", "cols": "b"}
 found = matmul.compile(square, tall).tensor("y").local_shape
 print("Right!" if found == (4, 2) else f"Not yet: a device holds {found} of y.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: `cols` over both axes; no rule for `rows`.
 tall = {"cols": ("a", "b")}
 assert matmul.compile(square, tall).tensor("y").local_shape == (4, 2)
@@ -277,7 +277,7 @@ print(
 )
 print("in all:", "Right!" if bytes_in_all == truth * cube.devices else "Not yet. Think of Z.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 128 / (2 · 8) = 8 rows of 2048 bytes on each of 32 devices; those along Z are copies.
 bytes_each = 8 * 2048
 bytes_in_all = bytes_each * 32
@@ -302,7 +302,7 @@ size, local = np.prod(array.shape), np.prod(array.local_shape)
 right = ratio * size == local * mesh.devices
 print("Right!" if right else "Not yet. How many devices hold the same block?")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: every device has a quarter, and there are 64 devices: as many copies as Y · Z.
 ratio = 64 // 4
 assert ratio * size == local * mesh.devices
@@ -335,7 +335,7 @@ expect mine on square {
 # %% tags=["check"]
 print("Right!" if check(text) else "\nNot yet.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: one rule more, and the axes the other way round.
 text = text.replace("{ rows -> a }", "{ rows -> b, cols -> a }")
 assert check(text)

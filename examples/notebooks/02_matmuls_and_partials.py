@@ -245,7 +245,7 @@ eight = product.compile(md.mesh(x=8), {"j": "x"}).cost().wire_bytes
 hint = "Not yet. What is n in 2(n−1)/n, and how many bytes has a part?"
 print("Right!" if prediction == eight else hint)
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 2(n−1)/n·b with n = 8. Twice the devices, and only a sixth more.
 prediction = 2 * 7 * (64 * 256 * 4) // 8
 assert prediction == eight == 114_688
@@ -279,7 +279,7 @@ wrong = passes ^ holds
 few = f"Not yet: {len(wrong)} of the {len(functions)} are where they should not be."
 print("Right!" if not wrong else few)
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: exactly the linear ones. (Adding one works too, if only one of the devices adds it.)
 passes = {"negate", "double", "transpose", "sum of rows"}
 assert passes == holds
@@ -309,7 +309,7 @@ for size in (largest, largest + 4):
     print(f"at {size:2} waiting {'pays' if waiting_pays(size) else 'does not pay'}")
 print("Right!" if waiting_pays(largest) and not waiting_pays(largest + 4) else "Not yet.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 2(n−1)·m·results < 2(n−1)·m·64, so less than 64, and the next multiple of 4 is 60.
 largest = 60
 assert waiting_pays(60)
@@ -337,7 +337,7 @@ print(
     else f"Not yet: {gathering:.2e} s and {reducing:.2e} s."
 )
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 4BF/W = 2BDF/C, so D = 2C/W.
 least_d = 2 * C / W
 gathering, reducing = 2 * B * least_d * F / C, 4 * B * F / W

@@ -298,7 +298,7 @@ except md.ProgramError as error:
     print("Not yet:", error)
 
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: the gradient of the weight takes the *input* of the product, which has the dim `d`.
 def weight_gradient(d_tmp, tmp, x):
     return md.einsum(x, d_tmp, out=[d, f])
@@ -331,7 +331,7 @@ def both(size):
 by_batch, by_f = both(turning_point)
 print("Right!" if by_batch == by_f else f"Not yet: {by_batch:,.0f} and {by_f:,.0f} bytes.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 2·d·f = batch·d, so batch = 2·f.
 turning_point = 2 * 1024
 assert len(set(both(turning_point))) == 1
@@ -358,7 +358,7 @@ held, times = fits(choice)
 right = held <= 60 and times < 1.01
 print("Right!" if right else f"Not yet: {held:.1f} GB, {times:.1f} times the bytes.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: ZeRO 1 and ZeRO 2 both do; ZeRO 3 sends more, and plain data parallelism does not fit.
 choice = zero2
 assert all(fits(z)[0] <= 60 and fits(z)[1] < 1.01 for z in (zero1, zero2))
@@ -391,7 +391,7 @@ for guess, axes in ((tokens_one_axis, 1), (tokens_three_axes, 3)):
     right = np.isclose(computing, sending, rtol=1e-3)
     print(f"axes: {axes}.", "Right!" if right else f"Not yet: {computing:.1e} and {sending:.1e} s.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: B/X = C/(W·axes). It depends on neither D nor F.
 tokens_one_axis, tokens_three_axes = C / W, C / W / 3
 assert np.isclose(*seconds(tokens_one_axis, 1))

@@ -9,52 +9,74 @@
 # ---
 
 # %% [markdown]
-# # 4. The transformer block: counting bytes
+# # 4. The transformer block
 #
-# Attention and an MLP, split the way Megatron-LM does it, and then with the residual stream split
-# too. You will count what goes over the wire, forward and backward, and hold the counts against
-# published formulas. About 20 minutes, after notebook 3.
+# A layer is too slow on one device, or too large. Where do you cut its matrices so that devices
+# send each other as little as possible? You will find Megatron's answer by trying all cuts of an
+# MLP, see it drawn for a whole block, and count its bytes and its memory. About 20 minutes, after
+# notebook 3.
 
 # %%
 from course import example, sent
+from figures import Flow, Plot
 
 import meshdsl as md
 
 # %% [markdown]
-# ## A transformer, four rules
+# ## Two matrices, nine cuts
 #
-# `examples/transformer.mdsl` is a decoder of four layers (the architecture of Vaswani et al.,
-# 2017). It was written with no device in mind. Its layout `megatron` has four rules:
-#
-# ```
-# layout megatron { batch -> data, heads -> tp, hidden -> tp, vocab -> tp }
-# ```
+# An MLP multiplies by two matrices, with a nonlinear function between them. Four devices split each
+# matrix by its columns or by its rows, or store all of it. These are nine ways. The input and the
+# output are whole on each device, as the rest of a network wants them. What does each way send, how
+# much does a device compute, and what does it store of the matrices?
 
 # %%
-lm = md.load(example("transformer.mdsl"))
-plan = lm.compile("square", "megatron")
-sent(plan)
+tokens, model, hidden = md.dims(tokens=128, model=256, hidden=1024)
 
-# %% [markdown]
-# Two all_reduces for each of the four layers, of the stream `x`; one for the embedding; and three
-# tiny ones for a softmax and a loss whose vocabulary is split. Where do they come from? Look at
-# one half of a layer: each device has some of the heads, so it can do all of attention for them
-# alone. The last product sums over `heads`, which is split: case 3 of notebook 2.
+
+@md.program
+def mlp(x: md.Tensor[tokens, model]):
+    w1 = md.param([model, hidden])
+    w2 = md.param([hidden, model])
+    h = md.gelu(md.einsum(x, w1, out=[tokens, hidden]))
+    y = md.einsum(h, w2, out=[tokens, model])
+    return y
+
+
+CUTS = {"whole": ("none", "none"), "columns": ("hidden", "model"), "rows": ("model", "hidden")}
+
+
+def cut(first, second):
+    """The cost of the MLP on four devices, with one cut for each matrix."""
+    rules = ["x: model -> none", "y: model -> none"]
+    for name, way, which in (("w1", first, 0), ("w2", second, 1)):
+        split = CUTS[way][which]
+        rules += [f"{name}: {split} -> tp"] if split != "none" else []
+    return mlp.compile({"tp": 4}, rules).cost()
+
 
 # %%
-for name in ("attention.q", "attention.wq", "attention.wo", "mlp.w1", "mlp.w2"):
-    tensor = plan.tensor(name)
-    print(f"{name:13} {', '.join(tensor.dims):28} a device holds {tensor.local_shape}")
+print("first    second      sent     work  matrices")
+for first in CUTS:
+    for second in CUTS:
+        cost = cut(first, second)
+        figures = f"{cost.wire_bytes / 2**10:4.0f} KiB {cost.flops / 1e6:4.0f} MFLOP"
+        print(f"{first:8} {second:8} {figures} {cost.memory['params'] / 2**10:5.0f} KiB")
 
 # %% [markdown]
-# That is Megatron's observation (Shoeybi et al., 2019): split the first weight by columns and the
-# second by rows, and one all_reduce at the end does. The paper draws it for the two halves of a
-# block; here it follows from `heads -> tp` and `hidden -> tp`.
+# With both matrices whole nothing is sent, and every device does all the work and stores both. Of
+# the cuts that divide everything by four, *columns, rows* sends least. After the first product each
+# device has some columns of `h`. `gelu` works on each number alone, so it needs no other columns.
+# The second product needs just these columns for its rows. It adds up over `hidden`, so each device
+# has a partial sum (case 3 of notebook 2), and one all_reduce is all there is. (With many more
+# tokens it is cheaper to send the matrices: that is fully sharded parallelism, of notebook 3.)
 #
-# ## Forward and backward
+# ## The block, drawn
 #
-# Now one block, with the gradients of everything for a given gradient `dy` of its output, as in
-# the middle of a deep network.
+# That is what Megatron-LM does (Shoeybi et al., 2019), and it does the same to attention: the
+# matrices of queries, keys and values are split by columns, one part of the heads for each device,
+# and the output matrix by rows. Here is a block of a transformer, with the gradients of everything
+# for a given gradient `dy` of its output, as in the middle of a deep network.
 
 # %%
 batch, seq, model, heads, key = md.dims(batch=8, seq=128, model=256, heads=8, key=32)
@@ -92,23 +114,39 @@ def layer(x: md.Tensor[batch, seq, model], dy: md.Tensor[batch, seq, model]):
 
 
 megatron = md.layout(heads="tp", hidden="tp")
-sent(layer.compile({"tp": 4}, megatron))
-
-# %% [markdown]
-# Two all_reduces forward and two backward. Each moves a `[batch, seq, model]`, so with the ring's
-# 2(t−1)/t it makes 8·b·s·h·(t−1)/t numbers for each layer and device: the formula that is quoted
-# for Megatron.
+plan = layer.compile({"tp": 2}, megatron)
+ATTENTION = ("x", "wq wk wv", "o", "wo", "r")
+MLP = ("r", "w1", "h", "w2", "y")
+Flow("Attention", plan, "tp", *ATTENTION)
 
 # %%
-for t in (2, 4, 8):
-    ours = layer.compile({"tp": t}, megatron).cost().wire_bytes / 4  # f32: four bytes a number
-    print(f"t = {t}: {ours:>11,.0f} numbers, formula {8 * 8 * 128 * 256 * (t - 1) / t:>11,.0f}")
+Flow("MLP", plan, "tp", *MLP)
 
 # %% [markdown]
-# ## Two axes
+# The paper has the same two drawings, and calls the places *f* and *g*. The plan has no such names:
+# two rules, `heads -> tp` and `hidden -> tp`, lead to them.
 #
-# With `batch -> data` beside it, activations are halved on a 2×2 mesh, and the gradients of the
-# parameters are added up over `data`, all of them in one go (a *bucket*).
+# - *g* adds up the partial sums of the forward pass. The backward pass does nothing there, since
+#   every device needs the whole gradient.
+# - *f* does nothing forward, since every device has all of `x`. Backward, each device has the part
+#   of the gradient of `x` that comes through its own columns, and these parts are added up.
+#
+# ## Counting bytes
+#
+# So a layer has two all_reduces forward and two backward. Each is of a `[batch, seq, model]`, and a
+# ring sends 2(t−1)/t of it. That makes 8·b·s·h·(t−1)/t numbers for each layer and device, which is
+# the formula that is quoted for Megatron.
+
+# %%
+sizes = (2, 4, 8)
+plans = {t: layer.compile({"tp": t}, megatron) for t in sizes}
+for t, each in plans.items():
+    numbers, formula = each.cost().wire_bytes / 4, 8 * 8 * 128 * 256 * (t - 1) / t
+    print(f"t = {t}: {numbers:>9,.0f} numbers, formula {formula:>9,.0f}")
+
+# %% [markdown]
+# With data parallelism beside it, on a mesh of 2 × 2, activations are halved, and the gradients of
+# the parameters are added up over `data`, all of them in one go (a *bucket*):
 
 # %%
 square = md.mesh(data=2, tp=2)
@@ -116,86 +154,46 @@ two_d = md.layout(batch="data", extends=megatron)
 sent(layer.compile(square, two_d))
 
 # %% [markdown]
-# How do others do on this block? Forward alone, JAX sends 1,048,576 bytes per device. Here, and
-# for the whole training step (loss: mean of y²):
-
+# A whole model repeats this. `examples/transformer.mdsl` is a decoder of four layers, written with
+# no device in mind. Its layout `megatron` has four rules: `batch -> data`, `heads -> tp`, `hidden
+# -> tp` and `vocab -> tp`.
 
 # %%
-@md.program
-def step(x: md.Tensor[batch, seq, model]):
-    y, _ = block(x)
-    loss = md.mean(y**2)
-    md.minimize(loss, md.sgd(lr=1.0))
-    return loss
-
-
-forward = md.load(example("sbp/block.mdsl")).compile("square", "two_d")
-print(forward.cost().wire_bytes, "forward")
-sent(step.compile(square, two_d))
+sent(md.load(example("transformer.mdsl")).compile("square", "megatron"))
 
 # %% [markdown]
-# | step, measured once with JAX 0.10.2 | bytes per device |
-# |---|---|
-# | JAX, on a CPU | 4,720,644 |
-# | JAX, compiled for a TPU | 3,672,068 |
-# | meshdsl | 3,148,292 |
-#
-# Three all_reduces over `tp`, and not the usual four. Nobody asks for the gradient of `x` here,
-# so behind the first norm only the gradient of its scale `g1` is wanted. That is a sum over
-# `batch` and `seq` of something that is in parts: the sum can be taken in parts, and 256 numbers
-# be added up in place of 131,072. It is the trick of U·V·W again, found by the search, in a place
-# where few would look.
+# Two all_reduces for each layer, of the stream `x`; one for the embedding; and three tiny ones for
+# a softmax and a loss whose vocabulary is split.
 #
 # ## Sequence parallelism
 #
-# Between the halves each device holds all of the residual stream, and computes norms and sums on
-# all of it, t times over. Korthikanti et al. (2022) split it there by `seq`. An all_reduce is a
-# reduce_scatter and then an all_gather (notebook 2), so this sends *nothing more*: the two halves
-# just move apart, and what lies between them is split.
+# Between the halves each device has all of the stream `x`, `r`, `y`, and computes the same norms
+# and sums as its neighbours. Korthikanti et al. (2022) split the stream there by `seq`. An
+# all_reduce is a reduce_scatter and then an all_gather (notebook 2), so the two can be moved apart:
 
 # %%
-stream = md.layout({f"{name}: seq": "tp" for name in ("x", "r", "dy", "d_x")}, extends=two_d)
-sequence = md.layout({"y: seq": "tp"}, extends=stream)
-sent(layer.compile(square, sequence))
+stream = {f"{name}: seq": "tp" for name in ("x", "r", "y", "dy", "d_x")}
+sequence = md.layout(stream, extends=megatron)
+split_plan = layer.compile({"tp": 2}, sequence)
+Flow("Attention, with sequence parallelism", split_plan, "tp", *ATTENTION)
 
 # %%
-memory = [layer.compile(square, layout).memory for layout in (two_d, sequence)]
-memory[0].beside(sequence=memory[1])
+Flow("MLP, with sequence parallelism", split_plan, "tp", *MLP)
 
 # %% [markdown]
-# A thousand bytes more are sent than under `two_d` (the scales of the norms are added up over
-# both axes now), and a sixth less memory is needed. Others were measured without returning `y`,
-# whose reduce_scatter then falls away:
-
-
-# %%
-@md.program
-def gradients_only(x: md.Tensor[batch, seq, model], dy: md.Tensor[batch, seq, model]):
-    y, params = block(x)
-    return md.grad(md.sum(y * dy), x, *params)
-
-
-print(f"{gradients_only.compile(square, stream).cost().wire_bytes:,} bytes sent by each device")
-
-# %% [markdown]
-# | | bytes per device |
-# |---|---|
-# | JAX on a CPU, shardings propagated | 11,284,480 |
-# | JAX compiled for a TPU, shardings propagated | 10,755,072 |
-# | JAX in explicit mode, every sharding written out | 3,410,944 |
-# | meshdsl | 3,410,944 |
-#
-# Here is the stream. Under `two_d` devices 0 and 1 had copies, and so had 2 and 3:
+# At each place there is now one collective forward and one backward, of half the bytes each: what
+# is sent in all is the same. (Beside it, 2 KiB are sent for the scales of the norms, since each
+# device sees a part of the sequence.) What a device stores is less. On eight devices:
 
 # %%
-layer.compile(square, sequence).tensor("r")
+plans[8].memory.beside(sequence=layer.compile({"tp": 8}, sequence).memory)
 
 # %% [markdown]
 # ## What activations take
 #
-# Korthikanti et al. count the bytes that one layer keeps for its backward pass, in mixed
-# precision and with dropout: s·b·h·(34 + 5·a·s/h), with a heads. Tensor parallelism divides most
-# of it, 10 stays; with sequence parallelism everything is divided by t.
+# The paper counts the bytes that one layer keeps for its backward pass, in mixed precision and with
+# dropout: s·b·h·(34 + 5·a·s/h), with a heads. Tensor parallelism divides most of it, and 10 stays:
+# that is the stream. With sequence parallelism everything is divided by t.
 
 
 # %%
@@ -205,23 +203,30 @@ def activations(s, b, h, a, t=1, sequence_parallel=False):
     return s * b * h * (whole + (34 - whole + 5 * a * s / h) / t)
 
 
-# GPT-2 XL: 48 layers, h = 1600, 25 heads; one sequence of 1024
-for t in (1, 5, 25):
-    row = [48 * activations(1024, 1, 1600, 25, t, sp) / 1e9 for sp in (False, True)]
-    print(f"t = {t:2}: {row[0]:.2f} GB, with sequence parallelism {row[1]:.2f} GB")
+def of_gpt2(t, sequence_parallel):
+    """GB of GPT-2 XL: 48 layers, h = 1600, 25 heads; one sequence of 1024."""
+    return 48 * activations(1024, 1, 1600, 25, t, sequence_parallel) / 1e9
+
+
+DEGREES = (1, 2, 4, 8, 16)
+curves = {
+    "tensor parallelism": {t: of_gpt2(t, False) for t in DEGREES},
+    "and sequence parallelism": {t: of_gpt2(t, True) for t in DEGREES},
+}
+Plot("Activations of GPT-2 XL", curves, x="devices", y="GB on each", log="x")
 
 # %% [markdown]
-# 8.97 GB, as published. Its 1.5·10⁹ parameters take 3 GB in 16 bits.
+# One device stores 8.97 GB, as published. (The 1.5·10⁹ parameters take 3 GB in 16 bits.) On 16
+# devices the stream alone is more than all the rest.
 #
 # ## The best mix
 #
-# Fully sharded parallelism over X sends weights, tensor parallelism over Y activations. With N =
-# X·Y chips, which X is best? *How to Scale Your Model* (part 5) answers X = √(B/F · M_X/M_Y · N),
-# where M are the mesh axes that each of them may use. For B = 48,000 tokens, F = 32,768, 64
-# chips, and two axes for X:
+# Fully sharded parallelism over X sends weights, tensor parallelism over Y activations. You have 64
+# devices: how many should be on which axis? Take an MLP with F = 32,768, a batch of B = 48,000
+# tokens, and a mesh with two axes of links for X and one for Y:
 
 
-# %%
+# %% tags=["used"]
 def gigabytes(tokens, d, f, X, Y):
     """What a device sends over X and Y in the forward pass of an MLP in bf16."""
     tokens, d, f = md.dims(tokens=tokens, d=d, f=f)
@@ -239,22 +244,29 @@ def gigabytes(tokens, d, f, X, Y):
     return [by_axis.get(axis, 0) / 1e9 for axis in "XY"]
 
 
+# %%
+curves = {"weights, over X": {}, "activations, over Y": {}, "time, relative": {}}
 for X in (1, 2, 4, 8, 16, 32, 64):
     weights, acts = gigabytes(48_000, 8192, 32_768, X, 64 // X)
-    time = weights / 2 + acts  # X has twice the links
-    print(f"X {X:2} Y {64 // X:2}   {weights:.3f} GB + {acts:.3f} GB   time ∝ {time:.3f}")
-print(f"formula: X = {(48_000 / 32_768 * 2 * 64) ** 0.5:.1f}")
+    for curve, amount in zip(curves.values(), (weights, acts, weights / 2 + acts), strict=True):
+        curve[X] = amount  # X has twice the links, so its bytes take half the time
+Plot("64 devices", curves, x="X, with 64/X devices on Y", y="GB a device sends", log="x")
 
 # %% [markdown]
-# The least is at 16, and the formula says 13.7: the next power of two.¹ And tensor
-# parallelism alone? It computes 4BDF/(Y·C) seconds and sends for 4BD/(W·n), so on TPU v5p (C/W =
-# 2550) the network is the slower part from Y = n·F/2550 on, here 13 devices for one axis.
+# The time is least at X = 16. *How to Scale Your Model* (part 5) derives X = √(B/F · M_X/M_Y · N),
+# where M are the axes of links and N all devices. That is 13.7 here, and the next power of two is
+# 16.¹ Tensor parallelism alone computes for 4BDF/(Y·C) seconds and sends for 4BD/(W·n). On TPU v5p
+# (C/W = 2550) sending takes longer from Y = n·F/2550 on: 13 devices for one axis.
 #
 # ## Exercise 1: how large is LLaMA-2 13B?
 #
 # L = 40 layers, D = 5120, F = 13,824 (three D×F weights in each layer), 40 heads of 128 (four
 # D×heads×128 weights), and a vocabulary of 32,000 (once to embed, once to predict). How many
 # parameters?
+#
+# <details><summary>A hint</summary>
+# Which weights are in each layer, and which only once?
+# </details>
 
 # %% tags=["exercise"]
 llama_13b = 40 * (5120 * 13_824)
@@ -277,7 +289,7 @@ right = abs(llama_13b - truth) < 0.005 * truth
 amount = "few" if llama_13b < truth else "many"
 print("Right!" if right else f"Not yet: too {amount}.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 llama_13b = 40 * (3 * 5120 * 13_824 + 4 * 5120 * 40 * 128) + 2 * 32_000 * 5120
 assert llama_13b == truth
 assert f"{llama_13b:.3e}" == "1.302e+10"
@@ -296,6 +308,11 @@ attention, vocabulary = 2 * 8192 * (64 + 8) * 128, 2 * 128_256 * 8192
 #
 # *How to Scale Your Model*, part 4: `A[B, D] · W[D, F]`, with B over X and D over Y. How many
 # FLOPs does one device do for the product, for B=64, D=128, F=256, X=2, Y=4?
+#
+# <details><summary>A hint</summary>
+# A product has a multiplication and an addition for each of B, D and F. How many of them does a
+# device have?
+# </details>
 
 # %% tags=["exercise"]
 flops = 2 * 64 * 128 * 256
@@ -314,7 +331,7 @@ truth = product.compile({"X": 2, "Y": 4}, {"B2": "X", "D2": "Y"}).cost().flops
 amount = "few" if flops < truth else "many"
 print("Right!" if flops == truth else f"Not yet: too {amount}.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 2·B·D·F / (X·Y). Splitting the summed dim divides the work like any other split.
 flops = 2 * 64 * 128 * 256 // (2 * 4)
 assert flops == truth
@@ -346,13 +363,16 @@ print(f"{parameters:,} parameters")
 print(f"16 bytes each: {16 * parameters / 2**30:,.0f} GiB, {16 * parameters / 80e9:.2f} × 80 GB")
 
 # %% [markdown]
-# 219,848,638,464 parameters, 3,276 GiB and 43.97 devices, as in the solutions one finds. (Do mind
-# the units: GiB in one figure, and 80·10⁹ bytes in the other. Of 80 GiB each it would be 40.95
-# devices.)
+# Mind the units: GiB in one figure, and 80·10⁹ bytes in the other. Of devices of 80 GiB it would be
+# 40.95.
 #
-# Each device keeps a part of `x` (`x: D -> tp`). Here is a plan for the forward pass that has
-# been charged for it. It gathers activations twice in every block. Change the rules, but not the
-# first, so that it sends less than half.
+# Each device keeps a part of `x` (`x: D -> tp`). Below is a plan for the forward pass. It gathers
+# activations twice in every block. Change the rules, but not the first, so that it sends less than
+# half.
+#
+# <details><summary>A hint</summary>
+# Which of the nine cuts is it? Which one should it be?
+# </details>
 
 # %% tags=["exercise"]
 rules = ["x: D -> tp", "w1: F -> tp", "w2: D -> tp"]
@@ -364,7 +384,7 @@ least = 2 * 126 * 3 * (T * D * 2 // 4)
 split = plan.tensor("x").local_shape == (8192, 4096)
 print("Right!" if plan.cost().wire_bytes == least and split else "Not yet.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: split *both* weights by F. `h` is then where it is needed; what is sent at the end is a
 # reduce_scatter of [T, D], a third of the gather of [T, F] in place of which it stands.
 rules = ["x: D -> tp", "F -> tp"]
@@ -376,23 +396,28 @@ assert plan.tensor("x").local_shape == (8192, 4096)
 # ## Exercise 4: LLaMA 3 70B on 8,192 chips
 #
 # B = 4·1024·1024 tokens a step, D = 8192, F = 28,672; two mesh axes for fully sharded (X), one
-# for tensor parallelism (Y), X·Y = 8192. Which powers of two?
+# for tensor parallelism (Y), X·Y = 8192. Which power of two is X?
+#
+# <details><summary>A hint</summary>
+# The formula of the section before gives a number between two powers of two. Try both.
+# </details>
 
 # %% tags=["exercise"]
 X = 8192
 
 
 # %% tags=["check"]
-def time(X):
+def seconds(X):
     """Proportional to the seconds that sending takes, X having twice the links."""
     weights, acts = gigabytes(4 * 1024 * 1024, 8192, 28_672, X, 8192 // X)
     return weights / 2 + acts
 
 
-best = min((2**p for p in range(8, 14)), key=time)
-print("Right!" if best == X else f"Not yet: {time(X) / time(best):.2f} times the time of the best.")
+best = min((2**p for p in range(8, 14)), key=seconds)
+times = seconds(X) / seconds(best)
+print("Right!" if best == X else f"Not yet: {times:.2f} times the time of the best.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: √(B/F · 2 · 8192) = 1548, between 1024 and 2048, and 2048 is the better of the two.
 X = 2048
 assert best == X

@@ -234,7 +234,7 @@ for name in "abc":
 same = all(mine.tensor(t).placement == blocks.tensor(t).placement for t in "abc")
 print("Right!" if same and mine.cost().wire_bytes <= blocks.cost().wire_bytes else "Not yet.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: `k` is told apart by the tensor.
 layout = ["m -> row", "n -> col", "a: k -> col", "b: k -> row"]
 mine = summa.compile(square, layout)
@@ -275,7 +275,7 @@ cost = attention.compile(line, sbp=signatures).cost()
 right = cost.wire_bytes == least.wire_bytes and cost.memory["params"] == least.memory["params"]
 print("Right!" if right else f"Not yet: {cost.wire_bytes:,} bytes are too many.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution. By name it is `heads -> tp`.
 signatures = {"wq": "S(1)", "wk": "S(1)", "wv": "S(1)", "wo": "S(0)"}
 cost = attention.compile(line, sbp=signatures).cost()
@@ -316,7 +316,7 @@ expect hurry on square {
 # %% tags=["check"]
 print("\nRight!" if check(broken) else "\nNot yet.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: Megatron's two rules.
 broken = broken.replace(
     "{ batch -> date, hiden -> tp, model -> tp, hidden -> tp }", "{ batch -> data, hidden -> tp }"
@@ -357,7 +357,7 @@ promised = math.prod((8, 128, 256)) * 4 // 2
 halved = plan.cost().wire_bytes == promised // 2
 print("Right!" if halved and plan.tensor("y").local_shape == (4, 64, 256) else "Not yet.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: the sum is scattered over `seq` as it is added up. (Over `model` it would be as cheap,
 # but the reader cannot do with that.)
 rule = "y: seq -> tp"

@@ -179,7 +179,7 @@ def is_the_law(guess):
 print(is_the_law(bubble))
 
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: each device works 3N. The first forward pass reaches the last device after D - 1, the
 # last backward pass comes back after 2(D - 1): the step takes 3N + 3(D - 1).
 def bubble(D, N):
@@ -216,7 +216,7 @@ def is_repaired(rows):
 
 print(is_repaired(rows))
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: B1 on device 1 waits for F1, which is behind it in the same row.
 rows = ["F0 F1 B0 B1", "F0 B0 F1 B1"]
 assert is_repaired(rows) == "Right!"
@@ -257,7 +257,7 @@ def beats(rows):
 
 print(beats(mine))
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: the gradients of parameters fill the gaps at the end.
 mine = [
     "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3",
@@ -295,7 +295,7 @@ def versions_are(forward, backward, latest):
 
 print(versions_are(forward_reads, backward_reads, latest_then))
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: F8 runs after the update of micro-batch 4: five updates. B8 reads the stashed copy of
 # them. Meanwhile micro-batches 5 to 7 have made three more.
 forward_reads, backward_reads, latest_then = 5, 5, 8

@@ -226,7 +226,7 @@ def are_enough(gb, gib):
 
 print(are_enough(devices_gb, devices_gib))
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 3,276 GiB are 43.97 devices of 80 GB. The two units differ by 7 %, here three devices.
 bytes_in_all = 16 * 126 * 2 * 16_384 * 53_248
 assert bytes_in_all == 16 * 219_848_638_464
@@ -289,7 +289,7 @@ def is_least(length):
 
 print(is_least(length))
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: n/k inputs of segments, and two tensors of each of the k layers in one: n/k + 2k is
 # least where k = √(n/2) = 5.7, and as much for 4 as for 8. (Chen et al. count one: √n = 8.) Either
 # way the memory grows like √n, and not like n.
@@ -339,7 +339,7 @@ def are_three(ways):
 
 print(are_three(ways))
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: the state on the host; all on the host; an optimizer with little state.
 adam = md.adam(lr=1e-4, compute="bf16")
 ways = [

@@ -291,7 +291,7 @@ def is_the_ridge(rows):
 
 print(is_the_ridge(rows_needed))
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 2·r·D²/C = 2·(2·r·D + D²)/M. For C/M = 295 alone the bytes of x and y are left out.
 rows_needed = math.ceil((C / M) / (1 - 2 * (C / M) / D))
 assert rows_needed == 319
@@ -339,7 +339,7 @@ for name, guess in zip(SBP, (gather_x, gather_xy, reduce_z), strict=True):
     hint = "Which block of the array does a device have before, and which after?"
     print(f"{name}: {'Right!' if right else f'Not yet. {hint}'}")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: the results are B·D/4, B·D and B·D/16 numbers of two bytes. Over two axes, two links.
 link, array = 9e10, 2 * 1024 * 4096
 gather_x = 1e6 * array / 4 / link
@@ -384,7 +384,7 @@ for name, ratio, guess in (("X", of_sharded, most_x), ("Y", of_tensor, most_y)):
     said = "Right!" if right else f"Not yet: sending takes {ratio(guess):.2f} of computing."
     print(f"{name}: {said}")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: X = 3·B·W/C and Y = F·W/C, where C/W = 2550 on one axis and 850 on three.
 most_x = int(3 * B * W / C_v5p)
 most_y = int(F * W / C_v5p)
@@ -427,7 +427,7 @@ else:
     ratio = step_seconds(tuple(order)) / least
     print("Right!" if ratio < 1.001 else f"Not yet: {ratio:.2f} times the time of the best.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: tensor parallelism has to be inside. Of the other two, either may be the outermost.
 order = ["pipe", "data", "tp"]
 assert step_seconds(("pipe", "data", "tp")) == step_seconds(("data", "pipe", "tp"))
@@ -459,7 +459,7 @@ for name, guess, chunks in (
     hint = "How many micro-batches has a pipeline, and how many chunks of layers a device?"
     print(f"{name}: {'Right!' if right else f'Not yet. {hint}'}")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 512 micro-batches, 64 stages; 128 layers are at most two chunks of one layer each.
 under_1f1b = 63 / (512 + 63)
 interleaved = 63 / (2 * 512 + 63)

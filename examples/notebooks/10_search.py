@@ -11,14 +11,15 @@
 # %% [markdown]
 # # 10. Search
 #
-# In nine notebooks you chose the layout. Here the computer does. A search has four parts: a
-# *space* of layouts, a *cost* for each, a *method* that looks through the space, and a *proof*, or
-# none, that nothing better is left. You will write a search in ten lines, compare the methods of
-# well-known papers on one problem, and beat a searcher. About 25 minutes, after notebook 9.
+# In nine notebooks you chose the layout. Can a program choose it, and how do you know that nothing
+# better is left? A search has four parts: a *space* of layouts, a *cost* for each, a *method* that
+# looks through the space, and a *proof*, or none. You will write two searches, compare the methods
+# of well-known papers on one problem, and beat a searcher. About 25 minutes, after notebook 9.
 
 # %%
 import json
 import tempfile
+from collections import Counter
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -93,13 +94,14 @@ for (time, memory), rules in sorted(front.items()):
     print(f"{time:6.2f} ms {memory:5.2f} GB  {'; '.join(rules)}")
 
 every = [pair for pair in costs.values() if pair not in front]
-Plot("Layouts", {"front": steps}, x="ms a step", y="GB on a device", dots=every)
+labels = {"nothing split": costs[()], "data parallel": cost("tokens -> (x, y)")}
+Plot("Layouts", {"front": steps}, labels, x="ms a step", y="GB on a device", dots=every)
 
 # %% [markdown]
 # ## The searcher, and its reasons
 #
-# `prog.search` looks through such a space, and has a few more rules for storage. It says behind
-# each rule what leaving it out would cost:
+# `prog.search` looks through such a space, and has a few more rules for storage. Behind each rule
+# it says what leaving it out would cost:
 
 # %%
 found = mlp.search(mesh, cluster="h100", front=True)
@@ -169,15 +171,60 @@ def solved(text, *options):
         return command("search", "--graph", str(path), *options)
 
 
+# %% [markdown]
+# 2⁸ choices can be tried one by one. With 100 layers that is hopeless, and not needed. Say the best
+# choices up to a layer are known, one list for each way to split that layer. The next layer only
+# asks how the one before it is split. So two lists are enough from layer to layer, and the work
+# grows with the number of layers and not with that of choices. This is *dynamic programming*:
+
+
+# %% tags=["used"]
+def best_chain(graph):
+    """Seconds and the choice of each layer, the best of all: for layers in a chain."""
+    first, *others = graph["nodes"]
+    best = [(cost, (choice,)) for cost, choice in zip(first["cost"], (0, 1), strict=True)]
+    for node, edge in zip(others, graph["edges"], strict=True):
+        best = [
+            min((s + edge["cost"][old][new] + own, (*c, new)) for old, (s, c) in enumerate(best))
+            for new, own in enumerate(node["cost"])
+        ]
+    seconds, choices = min(best)
+    return seconds, [node["choices"][c] for node, c in zip(graph["nodes"], choices, strict=True)]
+
+
 # %%
-answer = solved(json.dumps(alexnet(batch=1024)), "--method", "exhaustive")
-print(f"{answer['combinations']} choices, the best sends for {1e3 * answer['cost']:.1f} ms:")
-print(", ".join(f"{layer} {split}" for layer, split in answer["choices"].items()))
+seconds, choices = best_chain(alexnet(batch=1024))
+every = solved(json.dumps(alexnet(batch=1024)), "--method", "exhaustive")
+print(f"dynamic programming sends for {1e3 * seconds:.1f} ms")
+print(f"all {every['combinations']} choices: {1e3 * every['cost']:.1f} ms")
+print(", ".join(f"{name} {split}" for name, split in zip(LAYERS, choices, strict=True)))
 
 # %% [markdown]
-# One weird trick (Krizhevsky, 2014) is this answer: images are split in the convolutions, channels
-# in the dense layers. Exercise 2 asks why. In `examples/alexnet.mdsl` the trick is a layout of
-# four rules. Here it is at full size, with the bytes that each device sends:
+# Images are split in the convolutions, channels in the dense layers. How does this compare with one
+# split for all layers, and does it depend on the batch?
+
+
+# %%
+def alike(graph, choice):
+    """Seconds if all layers make the same choice."""
+    edges = sum(edge["cost"][choice][choice] for edge in graph["edges"])
+    return edges + sum(node["cost"][choice] for node in graph["nodes"])
+
+
+curves = {"all by images": {}, "all by channels": {}, "the best mix": {}}
+for images in (16, 64, 256, 1024, 4096, 16_384):
+    graph = alexnet(images)
+    times = (alike(graph, 0), alike(graph, 1), best_chain(graph)[0])
+    for curve, time in zip(curves.values(), times, strict=True):
+        curve[images] = 1e3 * time
+Plot("AlexNet on eight devices", curves, x="images", y="ms of sending", log="xy")
+
+# %% [markdown]
+# Gradients have the same size for any number of images, so the first curve is flat. Activations
+# grow with the images. The mix is below both, up to some thousand images, and then all by images.
+# Krizhevsky (2014) found it by thinking, and called it *one weird trick*. Exercise 2 asks why it
+# works. In `examples/alexnet.mdsl` the trick is a layout of four rules. Here it is at full size,
+# with the bytes that each device sends:
 
 # %%
 FULL = {"n": 1024, "classes": 1000, "tower": 1, "other": 1, "h": 224, "w": 224}
@@ -191,10 +238,10 @@ for layout in ("data_parallel", "weird_trick"):
 # %% [markdown]
 # ## Methods compared
 #
-# AlexNet is easy: 2⁸ choices can all be tried. Here is a harder graph, from Galvatron's profile of
-# LLaMA-2 7B on eight A100. The model has 32 layers. Each has several choices: ZeRO 2 or 3, tensor
-# parallelism, and activations that are stored or computed again. All together have to fit into 28
-# GB.
+# AlexNet is easy, since nothing ties its layers together but the next layer. Here is a harder
+# graph, from Galvatron's profile of LLaMA-2 7B on eight A100. The model has 32 layers. Each has
+# several choices: ZeRO 2 or 3, tensor parallelism, and activations that are stored or computed
+# again. All together have to fit into 28 GB, so what one layer takes is missing for the others.
 
 # %%
 PAPERS = {
@@ -204,11 +251,14 @@ PAPERS = {
     "ilp": "an integer program, as Alpa (Zheng et al., 2022)",
 }
 llama = example("search/galvatron_llama2_7b.json")
+answers = {m: command("search", "--graph", llama, "--method", m) for m in PAPERS}
 for method, paper in PAPERS.items():
-    answer = command("search", "--graph", llama, "--method", method)
-    proof = "proven" if answer["proven"] else "      "
-    print(f"{method:12}{answer['cost']:6.3f} s {proof}  {paper}")
-print(f"{answer['combinations']:.0e} choices")
+    proof = "proven" if answers[method]["proven"] else "      "
+    print(f"{method:12}{answers[method]['cost']:6.3f} s {proof}  {paper}")
+print(f"{answers['ilp']['combinations']:.0e} choices. What the layers take:")
+for method in ("greedy", "ilp"):
+    taken = Counter(answers[method]["choices"].values()).most_common()
+    print(f"{method:12}" + ", ".join(f"{count} × {choice}" for choice, count in taken))
 
 # %% [markdown]
 # Greedy ends where no single change helps: layers that store too much are in each other's way.
@@ -219,17 +269,29 @@ print(f"{answer['combinations']:.0e} choices")
 # ones first. That is quick, and here it misses the best. For our MLP:
 
 # %%
-for method in ("tofu", "layouts"):
-    answer = mlp.search(mesh, cluster="h100", method=method).json
-    print(f"{method:8}{1e3 * answer['plans'][0]['step_seconds']:6.2f} ms")
+tofu = mlp.search(mesh, cluster="h100", method="tofu")
+for name, answer in {"Tofu": tofu, "all layouts": found}.items():
+    print(f"{name:12}{1e3 * answer.json['plans'][0]['step_seconds']:6.2f} ms")
 
 # %% [markdown]
 # ## Between operators: stages
 #
 # So far each operator was on all devices: *intra-operator* parallelism. *Inter-operator*
-# parallelism cuts the network into stages. **PipeDream** (Narayanan et al., 2019) measures the
-# layers, and finds the cut and the number of devices for each stage by dynamic programming. The
-# slowest stage sets the pace:
+# parallelism cuts the network into stages. Where? Here is PipeDream's profile of VGG-16. A cut
+# sends the activations there. A stage on several devices sends the gradients of its parameters:
+
+# %%
+vgg = json.loads(Path(example("search/pipedream_vgg16.json")).read_text())["layers"]
+curves = {
+    kind: {n: layer[key] / 1e6 for n, layer in enumerate(vgg, 1) if layer[key] > 4096}
+    for kind, key in (("activations", "output"), ("parameters", "parameters"))
+}
+Plot("VGG-16, layer by layer", curves, x="layer", y="MB", log="y")
+
+# %% [markdown]
+# Early layers have large activations and few parameters, the last ones the reverse. **PipeDream**
+# (Narayanan et al., 2019) finds the cut and the number of devices of each stage by dynamic
+# programming. The slowest stage sets the pace:
 
 # %%
 for network in ("vgg16", "alexnet", "resnet50"):
@@ -240,11 +302,11 @@ for network in ("vgg16", "alexnet", "resnet50"):
         print(f"{network:9}{stage['devices']:3} devices: {ends}")
 
 # %% [markdown]
-# VGG-16 and AlexNet get the same trick again, by another road. Their convolutions are on many
-# devices with data parallelism. Their dense layers, which have most of the parameters, are on one
-# device or two, so that hardly any gradients are sent. ResNet-50 has few parameters, so data
-# parallelism is enough. For VGG-16 and ResNet-50 these are the published answers. For AlexNet 15-1
-# is published, which takes longer by the published profile.¹
+# VGG-16 is cut after the large activations and before the large parameters: the weird trick again.
+# The convolutions before the cut are on 15 devices with data parallelism. The dense layers are on
+# one device, so that their gradients are not sent. AlexNet is alike. ResNet-50 has few parameters,
+# so data parallelism is enough. For VGG-16 and ResNet-50 these are the published answers. For
+# AlexNet 15-1 is published, which takes longer by the published profile.¹
 #
 # **Alpa** (Zheng et al., 2022) does both: a dynamic program cuts into stages and gives each a
 # submesh, and an integer program finds the layout within each. Here is its mixture of experts of
@@ -289,7 +351,7 @@ for transfer in (COLOC["transfer"], 20e-6):
         f"{1e3 * transfer:5.2f} ms a transfer: best of all 16 is {step['seconds']:.2f} s, {groups}"
     )
 
-transfers = (0, 0.009, 0.016, 0.03, COLOC["transfer"])
+transfers = (0, 0.004, 0.009, 0.016, 0.03, COLOC["transfer"])
 curves = {
     "expert, two GPUs": {1e3 * t: two_gpus(t, "expert")["seconds"] for t in transfers},
     "one GPU": {1e3 * t: ONE_GPU for t in transfers},
@@ -308,6 +370,10 @@ Plot("A step of the language model", curves, x="ms to begin a transfer", y="seco
 # A program has four dims, which all meet in one tensor. The mesh has three axes. Each axis splits
 # one of the dims, or none. How many layouts are there? And how many *per-tensor* plans, if 20
 # tensors with four dims each are placed independently?
+#
+# <details><summary>A hint</summary>
+# Count the choices of one axis first. Axes choose independently: two may split the same dim.
+# </details>
 
 # %% tags=["exercise"]
 layouts = 12
@@ -318,7 +384,7 @@ counted = sum(1 for _ in product(("a", "b", "c", "d", None), repeat=3))
 print("layouts:", "Right!" if layouts == counted else "Not yet. What can one axis do?")
 print("plans:  ", "Right!" if plans == counted**20 else "Not yet. Each tensor chooses for itself.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: five choices for each axis; and all of them again for each tensor.
 layouts = 5**3
 plans = layouts**20
@@ -335,6 +401,11 @@ assert plans == counted**20
 # channels gathers its input, and adds up the gradient of it. Fill in a function that says for a
 # layer which of the two sends fewer bytes. It gets the number of parameters, the numbers of one
 # image that come in, and the number of images.
+#
+# <details><summary>A hint</summary>
+# In <code>alexnet</code>, compare the cost of a node with the <code>whole</code> of the edge before
+# it. What do the two have in common?
+# </details>
 
 
 # %% tags=["exercise"]
@@ -359,7 +430,7 @@ def decides(rule):
 print(decides(better))
 
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: both are all_reduces, of the parameters or of the inputs of all images. A convolution
 # has few parameters and large inputs. A dense layer has `outputs` parameters for each input.
 def better(parameters, inputs, images):
@@ -377,7 +448,11 @@ assert decides(better) == "Right!"
 #
 # The searcher's best layout of the MLP is below. Its space has rules for dims and for storage, but
 # none for single tensors. Write a layout that takes at least 2 % less time, in no more memory.
-# (Look at what `y` needs after the second product. Notebook 4 has the idea, with another name.)
+#
+# <details><summary>A hint</summary>
+# After the second product <code>y</code> is partial over axis y. Must every device have all of it
+# to compute the loss? Notebook 4 has the idea, with another name.
+# </details>
 
 # %% tags=["exercise"]
 mine = [
@@ -398,7 +473,7 @@ try:
 except md.ProgramError as error:
     print("Not yet:", error.diagnostics[0].message)
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: `y` is partial over axis y. Each device takes a share of the sum, by a reduce_scatter in
 # place of an all_reduce, and computes the loss of it alone.
 mine = [
@@ -418,8 +493,11 @@ assert cost(*mine)[1] <= searched[1]
 # ## Exercise 4: when do two GPUs win?
 #
 # In ColocRL's model: how many milliseconds may a transfer take to begin, at most, such that the
-# expert's placement on two GPUs is not slower than one GPU? (Read it off the figure, then refine
-# it with `two_gpus(seconds, "expert")["seconds"]`. One percent is close enough.)
+# expert's placement on two GPUs is not slower than one GPU? One percent is close enough.
+#
+# <details><summary>A hint</summary>
+# Read it off the figure, then refine it with <code>two_gpus(seconds, "expert")["seconds"]</code>.
+# </details>
 
 # %% tags=["exercise"]
 milliseconds = 47
@@ -431,7 +509,7 @@ if abs(ratio - 1) < 0.01:
 else:
     print(f"Not yet: two GPUs take {ratio:.2f} times as long as one.")
 
-# %% jupyter={"source_hidden": true} tags=["solution"]
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: on the right the curve is straight. 40 transfers forward and 40 backward follow one
 # another, so it falls by 80 s for each second that a transfer is shorter.
 slow = two_gpus(COLOC["transfer"], "expert")["seconds"]
@@ -439,6 +517,10 @@ milliseconds = 1e3 * (COLOC["transfer"] - (slow - ONE_GPU) / (2 * 40))
 assert abs(two_gpus(milliseconds / 1e3, "expert")["seconds"] / ONE_GPU - 1) < 0.01
 
 # %% [markdown]
+# What to take along: a search is as good as its space and its cost. A method can prove that its
+# answer is the best of the space. That the space has what you need, and that the cost is that of
+# your machine, no method can prove. Measure the first three plans before you train for a month.
+#
 # This was the last notebook. `docs/search.md` has all options of the search, `docs/graphs.md` the
 # graphs, and `docs/published.md` how predictions compare with what others measured.
 #

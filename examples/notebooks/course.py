@@ -1,11 +1,14 @@
 """What the notebooks of this folder call: `check` a text, print the bytes `sent`."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
+from runpy import run_module
 from typing import Any
 
 from meshdsl import Plan
@@ -43,6 +46,19 @@ def sent(plan: Plan) -> None:
 
 
 def command(*words: str) -> Any:
-    """What `meshdsl WORDS --json` answers, as data: where Python has no function for it."""
-    line = [sys.executable, "-m", "meshdsl", *words, "--json"]
-    return json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
+    """What `meshdsl WORDS --json` answers, as data: where Python has no function for it.
+
+    It runs in this process, which has imported everything, and so in a tenth of the time.
+    """
+    before, out = sys.argv, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    sys.argv = ["meshdsl", *words, "--json"]
+    try:
+        with redirect_stdout(out):
+            run_module("meshdsl", run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"meshdsl {' '.join(words)} ended with {end.code}") from None
+    finally:
+        sys.argv = before
+    out.flush()
+    return json.loads(out.buffer.getvalue())

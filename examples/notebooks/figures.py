@@ -28,7 +28,9 @@ class Figure:
         raise NotImplementedError
 
     def save(self, path: str) -> None:
-        """Write the picture as an SVG file."""
+        """Write the picture as an SVG file, as `.save` of what the package draws."""
+        if not path.lower().endswith(".svg"):
+            raise ValueError(f"a figure is saved as SVG: write a name in .svg, not {path!r}")
         Path(path).write_text(self._repr_svg_(), encoding="utf-8", newline="\n")
 
 
@@ -166,6 +168,8 @@ UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def number(value: float) -> str:
     """A number on an axis: 2k, 0.5."""
+    if value == int(value) and value < 1e5 and value % 100:
+        return f"{value:,.0f}"
     for size, unit in UNITS:
         if value >= size:
             return f"{value / size:.4g}{unit}"
@@ -329,3 +333,132 @@ class MemoryOverTime(Figure):
 def _look(kind: str) -> str:
     """How a kind of memory is drawn."""
     return f'fill="{KINDS[kind][1]}" stroke="#1b1f24" stroke-width="0.5"'
+
+
+GATES = {"before": "f", "after": "g"}
+"""The names in Shoeybi et al. (2019) of what is before and after a half of a block."""
+
+
+class Flow(Figure):
+    """A half of a block on the devices of a mesh axis: what each has, and what they send.
+
+    `chain` alternates tensors and the parameters that are multiplied between them: `"x", "wq wk
+    wv", "o", "wo", "r"`. Splits, shapes, kinds of collectives and bytes are those of the plan. A
+    collective belongs to the product on its line of the program; those of gradients of parameters
+    are left out. As text it is a table.
+    """
+
+    def __init__(self, title: str, plan: Plan, axis: str, *chain: str) -> None:
+        self.title, self.plan, self.axis, self.chain = title, plan, axis, chain
+        self.size = plan.mesh[axis]
+        lines = [plan.tensor(name).json["line"] for name in chain[2::2]]
+        before = plan.tensor(chain[0]).json["line"]
+        self.spans = list(zip([before, *lines], lines, strict=False))
+
+    def gates(self, product: int) -> dict[str, list[str]]:
+        """What is sent before and after a product: forward, then backward; "" for nothing."""
+        sent = {"before": ["", ""], "after": ["", ""]}
+        start, end = self.spans[product]
+        if product == 0 and start > end:  # an input is declared after the function
+            start = 0
+        for c in self.plan.explain().json["collectives"]:
+            if c["axes"] != [self.axis] or c["parts"] or not start < c["line"] <= end:
+                continue
+            backward = c["phase"] == "backward"
+            ends_here = "partial" in c["from"]  # a sum is at the end of its pass, a gather before
+            where = "after" if ends_here != backward else "before"
+            amount = f"{c['wire_bytes'] / 2**20:.3g} MiB"
+            sent[where][backward] = f"{c['kind']}, {amount}"
+        return sent
+
+    def split(self, name: str) -> str:
+        """The dim of a tensor that the axis splits; "" for none."""
+        placement = self.plan.tensor(name).placement[self.axis]
+        return placement[2:-1] if placement.startswith("S(") else ""
+
+    def way(self, product: int) -> str:
+        """How the parameters of a product are split."""
+        split = self.split(self.chain[2 * product + 1].split()[0])
+        by_columns = split in self.plan.tensor(self.chain[2 * product + 2]).dims
+        return "whole" if not split else "by columns" if by_columns else "by rows"
+
+    def __repr__(self) -> str:
+        rows = [["", "forward", "backward"]]
+        for product in range(len(self.spans)):
+            gates = self.gates(product)
+            names = self.chain[2 * product + 1]
+            for where in ("before", "after"):
+                if any(gates[where]):
+                    said = [each or "nothing" for each in gates[where]]
+                    rows.append([f"{GATES[where]}, {where} {names} ({self.way(product)})", *said])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
+        return "\n".join([self.title, *(row.rstrip() for row in table)])
+
+    def _repr_svg_(self) -> str:
+        lane, top, x = 62, 92, 62.0
+        below = top + self.size * lane
+        parts = [text(0, 14, self.title, "start", "#222222", "bold")]
+        for device in range(self.size):
+            y = top + device * lane + 22
+            parts.append(text(0, y + 4, f"{self.axis} {device}", "start"))
+            parts.insert(1, f'<path d="M46 {y}H%END%" stroke="#9a9a9a"/>')
+        for product in range(len(self.spans)):
+            if product == 0:
+                x = self._tensor(parts, x, top, lane, self.chain[0])
+            gates = self.gates(product)
+            x = self._gate(parts, x, top, below, "before", gates["before"])
+            x = self._product(parts, x, top, lane, product)
+            x = self._gate(parts, x, top, below, "after", gates["after"])
+            x = self._tensor(parts, x, top, lane, self.chain[2 * product + 2])
+        parts = [part.replace("%END%", f"{x - 12:.0f}") for part in parts]
+        notes = ("forward, left to right", "backward, right to left")
+        parts.append(text(0, 40, notes[0], "start", LINES[0]))
+        parts.append(text(0, below + 28, notes[1], "start", LINES[1]))
+        return drawn(x, below + 34, parts)
+
+    def _boxes(
+        self, parts: list[str], x: float, top: float, lane: float, width: float, said: list[str]
+    ) -> None:
+        """A box for each device, in its colour, with lines of text."""
+        for device in range(self.size):
+            y = top + device * lane
+            look = f'fill="{DEVICES[device % len(DEVICES)]}" stroke="#57606a" stroke-width="0.8"'
+            parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="46" rx="3" {look}/>')
+            for row, line in enumerate(said):
+                weight = "normal" if row else "bold"
+                at = y + 27 - 7.5 * (len(said) - 1) + 15 * row
+                parts.append(text(x + width / 2, at, line, "middle", "#222222", weight))
+
+    def _tensor(self, parts: list[str], x: float, top: float, lane: float, name: str) -> float:
+        """A tensor: its name, and how much of it each device has. The next place."""
+        split = self.split(name)
+        share = f"{split} 1/{self.size}" if split else "all of it"
+        width = 16 + 6.4 * max(len(name), len(share))
+        self._boxes(parts, x, top, lane, width, [name, share])
+        return x + width + 18
+
+    def _product(self, parts: list[str], x: float, top: float, lane: float, product: int) -> float:
+        """The parameters of a product, and how they are split. The next place."""
+        names = self.chain[2 * product + 1]
+        said = [f"× {names.replace(' ', ', ')}", self.way(product)]
+        width = 16 + 6.6 * max(map(len, said))
+        self._boxes(parts, x, top, lane, width, said)
+        return x + width + 18
+
+    def _gate(
+        self, parts: list[str], x: float, top: float, below: float, where: str, sent: list[str]
+    ) -> float:
+        """What all devices send each other here, if anything. The next place."""
+        if not any(sent):
+            return x
+        width = 12 + 5.9 * max(len(each.split(",")[0]) for each in sent)
+        middle = x + width / 2
+        look = 'fill="#57606a"'
+        height = below - top - 8
+        parts.append(f'<rect x="{middle - 9}" y="{top - 4}" width="18" height="{height}" {look}/>')
+        parts.append(text(middle, top + height / 2, GATES[where], "middle", "#ffffff", "bold"))
+        for said, y, colour in ((sent[0], top - 24, LINES[0]), (sent[1], below + 8, LINES[1])):
+            for row, line in enumerate((said or "nothing").split(", ")):
+                parts.append(text(middle, y + 14 * row, line, "middle", colour))
+        return x + width + 18

@@ -25,6 +25,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
 MAKER: dict[str, Any] = runpy.run_path(str(FOLDER / "execute.py"))
 SCRIPTS: list[Path] = MAKER["SCRIPTS"]
 
+ASIDE_TAGS = ("used", "hide-input")
+"""Tags that do not say what a cell of an exercise is."""
+
 Json = Any
 
 
@@ -77,12 +80,13 @@ def test_executing_it_again_makes_the_same_notebook(script: Path) -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
 def test_an_exercise_is_to_change_then_to_check_then_solved(script: Path) -> None:
     notebook = committed(script)
-    tags = [t for c in notebook.cells for t in c.metadata.get("tags", ()) if t != "used"]
+    tags = [t for c in notebook.cells for t in c.metadata.get("tags", ()) if t not in ASIDE_TAGS]
     assert tags == ["exercise", "check", "solution"] * (len(tags) // 3)
     for check in tagged(notebook, "check"):
         assert "Not yet" in printed(check), "an exercise begins unsolved"
     for solution in tagged(notebook, "solution"):
-        assert solution.metadata["jupyter"] == {"source_hidden": True}
+        assert solution.metadata["jupyter"] == {"source_hidden": True}  # folded in JupyterLab
+        assert "hide-input" in solution.metadata["tags"]  # folded on the site
         assert "assert" in solution.source
 
 
@@ -211,12 +215,30 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
         ],
     ),
     ("04", 0): (
-        [{"llama_13b": 13.0e9}],
-        [{"llama_13b": 13.2e9}],
+        [{"llama_13b": n} for n in (13.0e9, 13_015_449_600, 13.02e9)],
+        [{"llama_13b": n} for n in (12.7e9, 13.2e9, 13_015_449_600 // 2)],
     ),
     ("04", 1): (
         [{"flops": n} for n in (524_288, 524_288.0, 2 * 64 * 128 * 256 / 8)],
         [{"flops": n} for n in (2 * 64 * 128 * 256, 64 * 128 * 256 // 8, 2 * 32 * 32)],
+    ),
+    ("04", 2): (
+        [
+            {"rules": ["x: D -> tp", *rest]}
+            for rest in (["F -> tp"], ["w1: F -> tp", "w2: F -> tp"], ["params: F -> tp"])
+        ],
+        [
+            {"rules": rules}
+            for rules in (
+                ["F -> tp"],
+                ["x: D -> tp", "w1: D -> tp", "w2: D -> tp"],
+                ["x: D -> tp", "w1: D -> tp", "w2: F -> tp"],
+            )
+        ],
+    ),
+    ("04", 3): (
+        [{"X": n} for n in (2048, 2048.0, 2**11)],
+        [{"X": n} for n in (1024, 4096, 512)],
     ),
     ("06", 0): (
         [
@@ -316,10 +338,7 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
         ],
     ),
 }
-"""Right and wrong answers: what an exercise gives values to; a text is an expression.
-
-The one of notebook 4 compiles 13e9 parameters each time.
-"""
+"""Right and wrong answers: what an exercise gives values to; a text is an expression."""
 
 
 ANSWERS |= MORE
