@@ -44,7 +44,7 @@ def test_names_and_positions_beside_each_other() -> None:
         line.split() == "h [batch@rows, hidden@cols] (S(0), S(1)) [batch@rows, hidden@cols]".split()
         for line in lines
     )
-    assert any(line.split() == "written 2 rules 5 signatures 2 rules".split() for line in lines)
+    assert any(line.split() == "annotations 2 rules 5 signatures 2 rules".split() for line in lines)
 
 
 def test_differences_are_marked_in_text() -> None:
