@@ -56,17 +56,24 @@ def path_meant(path: str) -> tuple[Fix, ...]:
     """
     parts = Path(path).parts
     for at, part in enumerate(parts):
-        if Path(*parts[: at + 1]).exists():
+        if os.path.exists(Path(*parts[: at + 1])):
             continue
         here = Path(*parts[:at])
         try:
-            near = all_closest(part, sorted(os.listdir(here))[:MANY])
+            near = _names_like(Path(part), sorted(os.listdir(here))[:MANY])
         except OSError:
             return ()
         meant = [Path(here, name, *parts[at + 1 :]) for name in near]
-        there = [p for p in meant if p.exists()]
+        there = [p for p in meant if os.path.exists(p)]
         return tuple(replace_argument(path, str(p), safe=len(there) == 1) for p in there)
     return ()
+
+
+def _names_like(name: Path, there: list[str]) -> list[str]:
+    """The names of the same suffix whose stem is closest; else those of the same stem."""
+    alike = {Path(other).stem: other for other in there if Path(other).suffix == name.suffix}
+    close = [alike[stem] for stem in all_closest(name.stem, list(alike))]
+    return close or [other for other in there if Path(other).stem == name.stem]
 
 
 MANY = 1000

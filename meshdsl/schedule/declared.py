@@ -74,9 +74,9 @@ def table_of(node: ast.ScheduleDecl) -> Verified:
     except DiagnosticError as error:
         ways = error.ways if isinstance(error, Unexecutable) else ()
         written = {device: row for device, (_, row) in rows.items()}
-        fixes = tuple(_executable(ways, table, written))
+        mended = tuple(_executable(ways, table, written))
         placed = (
-            replace(d, span=d.span or node.name.span, fixes=fixes, help=advice(fixes) or d.help)
+            replace(d, span=d.span or node.name.span, fixes=mended, help=advice(mended) or d.help)
             for d in error.diagnostics
         )
         raise DiagnosticError(*placed) from None

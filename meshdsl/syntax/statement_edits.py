@@ -23,9 +23,10 @@ def _around(span: Span) -> list[tuple[tuple[ast.Statement, ...], int]]:
     """The blocks around a place, from the outermost on, each with the statement that has it."""
     file, problems = parse(span.source)
     found: list[tuple[tuple[ast.Statement, ...], int]] = []
-    declared = (ast.ProgramDecl, ast.FunctionDecl, ast.Repeat, ast.Recompute)
     for node in ast.walk(file) if not problems else ():
-        for at, statement in enumerate(node.body) if isinstance(node, declared) else ():
+        if not isinstance(node, ast.ProgramDecl | ast.FunctionDecl | ast.Repeat | ast.Recompute):
+            continue
+        for at, statement in enumerate(node.body):
             if statement.span.start <= span.start and span.end <= statement.span.end:
                 found.append((node.body, at))
     return found

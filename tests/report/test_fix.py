@@ -51,10 +51,10 @@ What cannot be read (MD00) hides all that is wrong with what it means: that need
 """
 
 
-LEAST = 0.75
+LEAST = 0.85
 """The share of the codes that a program's text can show whose help is an edit of it, or more."""
 
-OF_ALL = 0.6
+OF_ALL = 0.63
 """The share of all codes whose help is an edit, of a text or of a command, or more."""
 
 
