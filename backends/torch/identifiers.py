@@ -103,6 +103,11 @@ class Variables:
         self._reads, again = _LastReads(program), frozenset(_taken_again(program))
         until = self._reads.until
         last = {v.name: until.get(v, 0) for v in again}
+        # Those that are still to be taken again, and by name the last read of any variable.
+        self._again = set(again)
+        self._until_of: dict[str, float] = {}
+        for v, n in until.items():
+            self._until_of[v.name] = max(n, self._until_of.get(v.name, 0))
         self.until = until | {v: max(n, last[v.name]) for v, n in until.items() if v.name in last}
         names = Counter(name for var, name in _shared(program).items() if var not in again)
         self.shared = frozenset(name for name, count in names.items() if count > 1)
@@ -126,6 +131,10 @@ class Variables:
 
     def of(self, var: Var) -> str:
         """The identifier of a variable, which is taken from here on."""
+        if var in self._again:
+            self._again.remove(var)
+            if self._is_in_use(self.chosen.get(var.name), var.name):
+                del self.chosen[var.name]
         if var.name not in self.chosen:
             in_turn = [v for v in self._in_turn.get(var.name, (var,)) if v.name not in self.chosen]
             name = self._chosen(self._reduced_to.get(in_turn[-1].name, in_turn[-1]))
@@ -134,6 +143,11 @@ class Variables:
             # Several may get theirs before the first is assigned: those that one bucket brings.
             self._busy[name], self._last[name] = self.until.get(var, self.now), var
         return self.chosen[var.name]
+
+    def _is_in_use(self, identifier: str | None, name: str) -> bool:
+        """Whether others than those of a name have an identifier, and are read later."""
+        others = (n for n, chosen in self.chosen.items() if chosen == identifier and n != name)
+        return any(self._until_of.get(other, math.inf) > self.now for other in others)
 
     def hint(self, var: Var) -> str:
         """The word of a variable, or of what comes to be in its memory."""

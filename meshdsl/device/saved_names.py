@@ -6,7 +6,7 @@ them. So does it gather each parameter again. The same tensor has one name in bo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Set
 from dataclasses import replace
 
 from meshdsl.device.ir import DeviceLoop, DeviceProgram, Move, Node, Pipeline, Var
@@ -18,54 +18,57 @@ from meshdsl.ir.rewrite import makes_of, reads_of
 
 def saved_names(program: DeviceProgram) -> DeviceProgram:
     """The program with one name for what one loop saves and another takes, where it is free."""
-    kept = {v.name for v in kept_after(program)}
-    lists = program.lists
-    new = dict(_renamed(program.body, kept, lists))
+    kept, finder = kept_after(program), _NameFinder(program)
+    finder.block(program.body, kept)
     pipeline = program.pipeline
     if pipeline is not None:
-        kept |= {v.name for v in (*pipeline.ends, *pipeline.enters)}
-        new |= _renamed(pipeline.body, kept, lists)
-    if not new:
+        finder.block(pipeline.body, kept | {*pipeline.ends, *pipeline.enters})
+    if not finder.new:
         return program
-    return replace(program, body=tuple(with_others(node, new) for node in program.body))
+    return replace(program, body=tuple(with_others(node, finder.new) for node in program.body))
 
 
-def _renamed(
-    nodes: tuple[Node, ...], kept: set[str], lists: frozenset[Var]
-) -> Iterator[tuple[Var, Var]]:
-    """By variable of a loop of a block, the one with the name of an earlier loop of the block."""
-    first: dict[Hashable, Var] = {}
-    for at, node in enumerate(nodes):
-        if not isinstance(node, DeviceLoop) or isinstance(node, Pipeline):
-            continue
-        taken: set[str] | None = None
-        for key, var in _same(node, lists):
-            before = first.get(key)
-            if before is None or before.name == var.name or before.local != var.local:
+class _NameFinder:
+    """`new` are the variables of loops with the names of those of earlier loops, by theirs."""
+
+    def __init__(self, program: DeviceProgram) -> None:
+        self.lists = program.lists
+        self.new: dict[Var, Var] = {}
+
+    def block(self, nodes: tuple[Node, ...], kept: Set[Var]) -> None:
+        """Go through the loops of a block; what is `kept` is read after it."""
+        first: dict[Hashable, Var] = {}
+        for at, node in enumerate(nodes):
+            if not isinstance(node, DeviceLoop) or isinstance(node, Pipeline):
                 continue
-            taken = kept | _names(nodes[at:]) if taken is None else taken
-            if before.name not in taken:
-                taken.add(before.name)
-                yield var, replace(var, name=before.name, hint=before.hint)
-        first.update({c.outer: c.inside for c in node.collected if c.is_list})
-        first.update((key, var) for key, var in _same(node, lists) if key not in first)
+            same = [(key, var) for key, var in self._same(node) if key in first]
+            alike = [(first[key], var) for key, var in same if first[key].local == var.local]
+            if alike:
+                self._name(alike, {v.name for v in (*kept, *_variables(nodes[at:]))})
+            first.update({c.outer: c.inside for c in node.collected if c.is_list})
+            first = dict(self._same(node)) | first
+
+    def _name(self, alike: list[tuple[Var, Var]], taken: set[str]) -> None:
+        """Name the second variables of pairs as the first ones, whose names are not `taken`."""
+        for first, var in alike:
+            old = self.new.get(first, first)
+            if old.name not in taken:
+                taken.add(old.name)
+                self.new[var] = replace(var, name=old.name, hint=old.hint)
+
+    def _same(self, node: DeviceLoop) -> Iterator[tuple[Hashable, Var]]:
+        """What a loop takes of lists, and gathers of stacks, by what it is of."""
+        stack_of = {s.inside: s.outer for s in node.slices}
+        yield from ((outer, inside) for inside, outer in stack_of.items() if outer in self.lists)
+        for move in node.body:
+            if isinstance(move, Move) and move.source in stack_of:
+                yield (stack_of[move.source], move.step.kind, move.target.placement), move.target
 
 
-def _same(node: DeviceLoop, lists: frozenset[Var]) -> Iterator[tuple[Hashable, Var]]:
-    """What a loop takes of lists, and gathers of stacks, by what it is of."""
-    stack_of: Mapping[Var, Var] = {s.inside: s.outer for s in node.slices}
-    yield from ((outer, inside) for inside, outer in stack_of.items() if outer in lists)
-    for move in node.body:
-        if isinstance(move, Move) and move.source in stack_of:
-            yield (stack_of[move.source], move.step.kind, move.target.placement), move.target
-
-
-def _names(nodes: tuple[Node, ...]) -> set[str]:
-    """The names of all variables in statements."""
-    names: set[str] = set()
+def _variables(nodes: tuple[Node, ...]) -> Iterator[Var]:
+    """All variables in statements."""
     for node in every(nodes):
-        names.update(v.name for v in (*reads_of(node), *makes_of(node)))
+        yield from (*reads_of(node), *makes_of(node))
         if isinstance(node, DeviceLoop):
-            names.update(v.name for v in (*node.enters, *node.ends))
-            names.update(v.name for s in node.slices for v in (s.outer, s.inside))
-    return names
+            yield from (*node.enters, *node.ends)
+            yield from (v for s in node.slices for v in (s.outer, s.inside))
