@@ -17,7 +17,7 @@ from meshdsl.backends.torch.update_text import UpdateText, operands
 from meshdsl.device import offloaded_updates
 from meshdsl.device.aliases import copied_first
 from meshdsl.device.ir import Compute, DeviceLoop, Move, Var
-from meshdsl.device.liveness import numbers, overwrites, shows_operand
+from meshdsl.device.liveness import numbers, overwrites, relabels, shows_operand
 from meshdsl.device.offloaded_updates import OffloadedUpdate, streamed
 from meshdsl.ir.program import every
 from meshdsl.ir.types import I64, LARGE, TensorType
@@ -163,7 +163,9 @@ class OperatorText:
     def _is_added_alone(self, node: Compute, call: TorchText, over: int) -> bool:
         """Let one device alone add what is zeros on the others, if that is what is added."""
         addend, total = self.state.added_at_once(node, over), node.ins[over]
-        if addend is None or addend.alone is None or not self._has_name_of(node.outs[0], total):
+        if addend is None or addend.alone is None:
+            return False
+        if total not in self.state.prefetched and not self._has_name_of(node.outs[0], total):
             return False
         self._take_back(addend)
         tensor, condition = addend.alone
@@ -193,7 +195,9 @@ class OperatorText:
             self.out.statement(line)
         if call.numbers:
             self._kept_long(node, call)
-        if self._has_name_of(node.outs[0], over):
+        if over in self.state.prefetched:
+            self.out.statement(text)
+        elif self._has_name_of(node.outs[0], over):
             if text != self.state.identifier(over):
                 self.out.statement(text)
             self.state.variables.assign(node.outs[0])
@@ -264,7 +268,7 @@ class OperatorText:
             has_memory = not lookup(node.name).overwrites
             self.state.fresh.update(node.outs if has_memory else ())
             return
-        self.state.views.update(node.outs)
+        self.state.views.update(() if relabels(node, self.state.views) else node.outs)
         # A view is fresh, too, if its operand is and has no other use.
         if self.state.may_overwrite(node.ins[0]):
             self.state.fresh.update(node.outs)

@@ -254,6 +254,8 @@ class StatementWriter(NotationWriter):
         self.loops.append(node)
         super().body(node)
         self.loops.pop()
+        for item in node.stacked:
+            self.state.prefetched.pop(item.inside, None)
         stacks = {c.outer for c in node.collected if not c.is_list}
         self.state.fresh = outside | stacks | sums(node)
 
@@ -336,8 +338,18 @@ class StatementWriter(NotationWriter):
             text = self._slice_of(stack, inside, node)
             names = [self.state.variables.assign(slices[var]) for var in record]
             self.out.assign(names, text)
+        elif not record and self._is_added_to(inside, node):
+            at = self._slice_of(stack, inside, node).removeprefix(self.state.name(stack))
+            self.state.prefetched[inside] = PrefetchedSlice(stack, at)
         elif not record:
             self.state.let(inside, self._slice_of(stack, inside, node))
+
+    def _is_added_to(self, inside: Var, node: DeviceLoop) -> bool:
+        """Whether a slice is only written to, by one statement: that needs no name for it."""
+        uses, stays = self.state.uses, {c.inside for c in node.collected if c.stack is not None}
+        onto = (n for n in node.body if isinstance(n, Compute) and n.over is inside)
+        is_left = any(stays.issuperset(n.outs) and uses[n.outs[0]] == 1 for n in onto)
+        return is_left and uses[inside] == 1
 
     def begun(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """Write the place of a collected stack: a list, in the order of the iterations."""

@@ -1,9 +1,10 @@
 """Updates of several parameters as one: torch takes lists of them.
 
 Updates with equal options are one where nothing else has to be done between them. A collective that
-reads none of their results is done before them; one in flight is not waited for. What they read is
-there by then, and none of it could have been freed for another's sake, but for the gradients that
-earlier ones are done with: where those would be missed, the updates stay apart.
+reads none of their results is done before them; a large one in flight is not waited for, since they
+hide it. What they read is there by then, and none of it could have been freed for another's sake,
+but for the gradients that earlier ones are done with: where those would be missed, the updates stay
+apart.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from itertools import product
 from typing import Any
 
 from meshdsl.device.aliases import copied_first
-from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Pipeline, Var
+from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Pipeline, Var, Wait
 from meshdsl.device.liveness import is_constant, overwrites
 from meshdsl.device.memory import memory
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import reads_of
+from meshdsl.ir.types import LARGE
 from meshdsl.ops.opdef import lookup
 from meshdsl.records import dataclass
 
@@ -103,7 +105,10 @@ class _Grouping:
 
     def _may_be_before(self, node: Node) -> bool:
         """Whether a node is done before the updates that it reads nothing of."""
-        if self.waits and isinstance(node, Move | Bucket) and node.step.moves:
+        is_soon_there = isinstance(node, Move | Bucket) and node.step.moves
+        if isinstance(node, Wait) and not node.late:
+            is_soon_there = sum(v.local.bytes for v in node.collective.makes) < LARGE
+        if self.waits and is_soon_there:
             self.needs_room = True
             return True
         return _takes_no_memory(node)

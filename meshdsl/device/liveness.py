@@ -8,7 +8,7 @@ block ends, and are counted so.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 
 from meshdsl.device.ir import (
@@ -237,6 +237,15 @@ def shows_operand(node: Compute) -> bool:
         split = node.ins[0].placement.axes_of
         return any(dim is not None and split(dim) for dim in moved)
     return bool(node.ins) and record.shows_operand(types, attrs)
+
+
+def relabels(node: Compute, views: Collection[Var]) -> bool:
+    """Whether a view shows each element of its operand once, under other dims.
+
+    `views` may show elements several times, or not all of a tensor.
+    """
+    operand = node.ins[0]
+    return operand not in views and operand.local.elements == node.outs[0].local.elements
 
 
 def unchanged(program: DeviceProgram) -> frozenset[Var]:

@@ -50,6 +50,7 @@ from meshdsl.device.liveness import (
     kept_after,
     kept_inside,
     left_over,
+    relabels,
     shown_by,
     shows_operand,
     sums,
@@ -708,7 +709,7 @@ class MemoryReuse:
         shows = shows_operand(node)
         if self.program.updates and (over := self._over(node)) is not None:
             yield node.outs[0], over
-        self.views.update(node.outs if shows else ())
+        self.views.update(node.outs if shows and not relabels(node, self.views) else ())
         if self._is_own(node.ins[0]) if shows else not lookup(node.name).overwrites:
             self.fresh.update(node.outs)
 

@@ -92,9 +92,12 @@ class Merging(Visitor):
 
     def inside(self, loop: NamedLoop) -> Merging:
         """The block of a loop, before its first node."""
-        return Merging(
-            self.alike, {c.next for c in loop.carries} | {c.inside for c in loop.collected}
-        )
+        kept = {c.next for c in loop.carries} | {c.inside for c in loop.collected}
+        same = {c.inside: c.init for c in loop.carries if c.next is c.inside}
+        literals = self.literals | {
+            v: self.literals[init] for v, init in same.items() if init in self.literals
+        }
+        return Merging(self.alike, kept, literals=literals)
 
     def copy(self) -> Merging:
         """The same block, to go on with in another way."""

@@ -115,7 +115,8 @@ def _adding_text(call: kit.TorchCall, total: str) -> str:
     else:
         rows = _rows(call)
     parts, target = _parts(call, inside)
-    parts = parts if parts.isidentifier() else call.let("parts", parts)
+    is_read_twice = any(call.outs[0].has(d.name) for d in call.ins[1].dims)
+    parts = call.let("parts", parts) if is_read_twice and not parts.isidentifier() else parts
     return _added(call, total, parts, rows, target)
 
 
@@ -166,7 +167,7 @@ def _added(call: kit.TorchCall, zeros: str, parts: str, index: str, target: kit.
     at = out.index(dim)
     positions = tuple(n for n in ids if n not in out)
     if len(positions) == len(ids):
-        flat = index if len(ids) == 1 else f"{index}.reshape(-1)"
+        flat = index if len(ids) == 1 else f"{index}.flatten()"
         return f"{zeros}.index_add_({at}, {flat}, {parts})"
     order = tuple(n for n in target if n in ids)
     start = len([n for n in out[:at] if n in ids])

@@ -58,7 +58,7 @@ def update(
         aligned = [kit.align(a, t, dims) for a, t in zip(arrays, call.ins, strict=True)]
         return numpy(call.attrs, *aligned)
 
-    text = _text(name.removesuffix("update"), each, fused)
+    text = _text(name.removesuffix("update"), operands, each, fused)
     return kit.operator(
         name,
         kit.Surface("view", (len(operands), len(operands))),
@@ -135,13 +135,16 @@ def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> kit.In
     return infer
 
 
-def _text(function: str, each: int, fused: bool) -> Callable[[kit.TorchCall], str]:
-    """`adam_([w], [g], [m], [v], lr, scale, step, beta1=0.9, …)`."""
+def _text(
+    function: str, operands: tuple[str, ...], each: int, fused: bool
+) -> Callable[[kit.TorchCall], str]:
+    """`adam_([w], [g], [m], [v], lr=0.001, scale=1.0, step=step, beta1=0.9, …)`."""
 
     def write(call: kit.TorchCall) -> str:
         dims = call.ins[0].dims
         lists = [call.listed(i, dims) for i in range(each)]
-        scalars = [call.aligned(i, dims) for i in range(each, len(call.ins))]
+        named = enumerate(operands[each:], each)
+        scalars = [f"{name}={call.aligned(i, dims)}" for i, name in named]
         options = [f"{name}={value!r}" for name, value in call.attrs.items()]
         options += [f"fused={call.whole}.is_contiguous()"] if fused and call.whole else []
         return f"{call.use(function)}({', '.join([*lists, *scalars, *options])})"

@@ -270,3 +270,10 @@ def test_what_one_stage_has_alone_is_updated_in_the_call_of_all() -> None:
     assert device.count("adam_(") == 1
     assert '    if pipe == 0:\n        grads["position"] = d_position\n' in device
     assert "position_m" not in device
+
+
+def test_a_small_collective_in_flight_does_not_part_an_update() -> None:
+    case = Case("moe", "gshard_tp")
+    device, _, _ = made(case).text.partition("# ---")
+    assert "d_wg_work = all_reduce_start(" in device
+    assert device.count("adam_(") == 1

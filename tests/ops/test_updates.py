@@ -67,7 +67,9 @@ def test_the_text_is_one_call() -> None:
     g = TensorType((B, A), BF16)
     sig = Signature((w, g, scalar, scalar), (w,), attrs)
     text = call(sig, constants=(False, False, True, True), args=("w", "g", "0.5", "1.0"))
-    assert lookup("sgd_update").torch(text) == "sgd_([w], [g.mT], 0.5, 1.0, weight_decay=0.0)"
+    assert (
+        lookup("sgd_update").torch(text) == "sgd_([w], [g.mT], lr=0.5, scale=1.0, weight_decay=0.0)"
+    )
     assert text.used == {"sgd_"}
 
 
