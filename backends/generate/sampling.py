@@ -31,15 +31,16 @@ class Sampling:
         One is drawn by adding Gumbel noise (Maddison et al. 2014), which is of the seed, the number
         of the text and the position: the same under every layout and on every engine.
         """
+        if not self.temperature:
+            return int(logits.argmax())
         scores = np.asarray(logits, dtype=np.float64)
-        if self.temperature:
-            size = len(scores)
-            spec = Spec("f64", {"known": size}, {}, ("uniform", 0.0, 1.0))
-            name = f"token {position}" + (f" of text {text}" if text else "")
-            chance = drawn_part(spec, name, self.seed, (slice(0, size),))
-            with np.errstate(divide="ignore", over="ignore"):
-                scores = (scores - scores.max()) / self.temperature
-                scores = self.kept(scores) - np.log(-np.log(chance))
+        size = len(scores)
+        spec = Spec("f64", {"known": size}, {}, ("uniform", 0.0, 1.0))
+        name = f"token {position}" + (f" of text {text}" if text else "")
+        chance = drawn_part(spec, name, self.seed, (slice(0, size),))
+        with np.errstate(divide="ignore", over="ignore"):
+            scores = (scores - scores.max()) / self.temperature
+            scores = self.kept(scores) - np.log(-np.log(chance))
         return int(np.argmax(scores))
 
     def kept(self, scores: Array) -> Array:

@@ -158,6 +158,8 @@ class ShownText:
 
     def add(self, token: int | None) -> str:
         """What a token (None: the end) adds to what is shown."""
+        if not self._stop:
+            return self._decode(token)
         self._held += self._decode(token)
         starts = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
         keep = min(starts) if starts else len(self._held)
