@@ -35,6 +35,9 @@ def test_slices_are_made_once_and_do_not_keep_their_tensor() -> None:
     assert again is first
     assert [x.shape for x in columns] == [(2,)] * 3
     assert stack[1].tolist() == [0, 0, 0]
+    stack.data = torch.ones(2, 3)
+    with torch.inference_mode():
+        assert slices(stack)[1].tolist() == [1, 1, 1]
     gone = weakref.ref(stack)
     del stack
     assert gone() is None
