@@ -9,12 +9,12 @@
 # ---
 
 # %% [markdown]
-# # 2. Four matrix products, and values in parts
+# # 2. Four matrix products, and partial sums
 #
-# A product `a[i, j] · b[j, k]` has three dims. Which of them are split decides what must be sent,
-# and there are only four cases. One of them leaves every device with a *part* of the answer, a
-# summand of it. When to add the parts up is the most useful question of this course. About 20
-# minutes, after notebook 1.
+# A product `a[i, j] · b[j, k]` has three dims. What must devices send each other if one of them is
+# split? There are only four cases. One of them leaves every device with a *partial sum*. When to
+# add partial sums up is the most useful question of this course. About 20 minutes, after notebook
+# 1.
 
 # %%
 import numpy as np

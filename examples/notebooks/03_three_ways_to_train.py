@@ -18,6 +18,7 @@
 
 # %%
 import numpy as np
+from figures import Plot
 
 import meshdsl as md
 
@@ -54,9 +55,9 @@ data.explain()
 
 # %% [markdown]
 # Look at what is sent, and open a line with ⇒ to read why. The gradient of a weight sums over
-# `batch`. The layout splits `batch`. That is case 3 of notebook 2, a value in parts, and since it
-# is returned it is added up: an all_reduce. There is nothing special about data parallelism; it
-# is what `batch -> x` means.
+# `batch`, and the layout splits `batch`. That is case 3 of notebook 2: each device has a partial
+# sum. The program returns the gradient, so the partial sums are added up: an all_reduce. There is
+# nothing special about data parallelism. It is what `batch -> x` means.
 #
 # The other two, side by side with it:
 
@@ -67,14 +68,15 @@ data.compare(tensor, fully_sharded)
 
 # %% [markdown]
 # * **Tensor parallelism** (`f -> x`; Megatron-LM, Shoeybi et al., 2019): each device has some of
-#   the hidden units, of all samples. Weights and their gradients are never sent. What is in parts
-#   is the *activation* `y`, since `f` is summed there.
+#   the hidden units, of all samples. Weights and their gradients are never sent. The *activation*
+#   `y` is partial, since it sums over `f`.
 # * **Fully sharded** (`params: d -> x`; ZeRO, Rajbhandari et al., 2020; FSDP, Zhao et al., 2023):
 #   computed as in data parallelism, but each device *keeps* only a part of each weight, and
 #   fetches the rest when it is needed. `params:`, `grads:` and `state:` narrow a rule to where
 #   parameters, gradients and the optimizer's numbers are stored.
 #
-# In OneFlow's example of notebook 1, too, only data parallelism all_reduces the gradient of `w`:
+# The same two splits of one product, as in OneFlow's example of notebook 1: only data parallelism
+# all_reduces the gradient of `w`.
 
 # %%
 rows, inner, cols = md.dims(rows=4, inner=5, cols=8)
@@ -106,32 +108,27 @@ for layout in ({"batch": "x"}, tensor, fully_sharded):
 # %% [markdown]
 # ## Which sends least?
 #
-# That depends on the batch: data parallelism sends weights, tensor parallelism activations.
+# Data parallelism sends gradients of weights, tensor parallelism activations. So it depends on the
+# batch:
 
 # %%
 layouts = {
     "data parallel": ["batch -> x"],
     "tensor parallel": ["f -> x"],
-    "fully sharded": ["batch -> x", "params: d -> x"],
-    "fully sharded, kept": ["batch -> x", "params: d -> x keep"],
-    "only gradients split": ["batch -> x", "grads: d -> x"],
+    "fully sharded": ["batch -> x", "params: d -> x", "grads: d -> x"],
 }
-for size in (64, 4096):
+curves = {name: {} for name in layouts}
+for size in (64, 256, 1024, 4096, 16_384):
     program = mlp_gradients(md.dim("batch", size))
     for name, rules in layouts.items():
-        cost = program.compile(four, rules).cost()
-        print(f"batch {size:4}  {name:21} {cost.wire_bytes:>10,} bytes  {cost.by_kind}")
+        curves[name][size] = program.compile(four, rules).cost().wire_bytes / 1024
+Plot("Four devices", curves, x="batch", y="KiB a device sends", log="xy")
 
 # %% [markdown]
-# How do others do (JAX 0.10.2, torch 2.13; measured once, `python -m benchmarks.bytes` prints the
-# table)? At batch 64 they send the same for data and tensor parallelism (DTensor up to 196,608
-# for the latter, if the intermediate placements are left to it). With only the gradients split,
-# JAX compiled for a TPU sends 1,572,864 and JAX on a CPU twice that. At batch 4096, fully
-# sharded, JAX sends 4,718,592 on a CPU and 3,145,728 on a TPU, the latter by keeping the fetched
-# weights for the backward pass, as `keep` does. The usual recipe, two weights fetched twice and
-# two gradients scattered, is 6·786,432 = 4,718,592 as well. Ours is a third less: the first
-# weight is not fetched again, since nobody asks for the gradient of `x`, nor is the second, whose
-# copy is still there when the backward pass begins.
+# Small batches favour tensor parallelism, large ones data parallelism. Exercise 2 asks where they
+# cross. Fully sharded parallelism sends no more than data parallelism here: the all_reduce of a
+# gradient becomes a reduce_scatter, and its other half is an all_gather of the weight. In a deeper
+# network the weight is fetched once more for the backward pass, as ZeRO's table below shows.
 #
 # ## Two layers, one formula
 #
@@ -140,9 +137,8 @@ for size in (64, 4096):
 #
 # > 2 · ([batch split] · i · h + [h split] · batch · i + [i split] · batch · h) numbers,
 #
-# where batch, i and h are sizes on one device. Let us hold the compiler against it.
-# (Mesh-TensorFlow was counted doing this once: the same numbers, line by line. The last column is
-# what a device holds.)
+# where batch, i and h are sizes on one device. Does the compiler agree, on three meshes? The last
+# column is what a device stores.
 
 # %%
 b, i, h = md.dims(b=64, i=32, h=128)
@@ -315,7 +311,8 @@ assert np.allclose(backward.compile()(**arrays).dw, arrays["x"].T @ arrays["d_tm
 # ## Exercise 2: the turning point
 #
 # For `mlp_gradients` on four devices, data parallelism sends 2·(n−1)/n·(2·d·f) numbers and tensor
-# parallelism 2·(n−1)/n·(batch·d). For which batch are they equal?
+# parallelism 2·(n−1)/n·(batch·d). For which batch are they equal? (The figure above shows about
+# where.)
 
 # %% tags=["exercise"]
 turning_point = 64

@@ -11,12 +11,16 @@
 # %% [markdown]
 # # 5. Names and positions
 #
-# There are two ways to say where tensors lie. By *name*, as so far: one map from dims to mesh
-# axes (Mesh-TensorFlow, 2018). By *position*: for every tensor one entry per mesh axis, `S(i)`
-# for "dim number i is split", `B` for "a copy each", `P` for "in parts that add up" (SBP, in
-# OneFlow: Yuan et al., 2021; GShard's and DTensor's annotations are of this kind too). Both have
-# their defenders. Here they become the same thing inside, so that they can be run against each
-# other. About 15 minutes, and at the end there is a broken layout to repair.
+# Most libraries do not write layouts as you did so far. Can you read theirs, and which notation
+# should you prefer? There are two:
+#
+# - By *name*: one map from dims to mesh axes (Mesh-TensorFlow, 2018).
+# - By *position*: for every tensor one entry per mesh axis. `S(i)` says that dim number i is split,
+#   `B` that each device has a copy, and `P` that values are partial sums (SBP, in OneFlow: Yuan et
+#   al., 2021; GShard's and DTensor's annotations are of this kind, too).
+#
+# The compiler takes both. So you can give one program both, compare what is sent, and decide. About
+# 15 minutes. At the end there is a broken layout to repair.
 
 # %%
 import itertools
@@ -24,6 +28,7 @@ import math
 
 import numpy as np
 from course import check
+from figures import Plot
 
 import meshdsl as md
 
@@ -58,9 +63,9 @@ print(by_name.cost() == by_position.cost())
 by_name.compare()
 
 # %% [markdown]
-# `compare` shows a layout beside its own rendering by position, and beside another policy. They
-# differ in what was written, and in nothing else: the same bytes, the same collectives. And the
-# same numbers, if one runs them:
+# `compare` shows a layout beside the same layout by position, and beside another policy of when to
+# add up. The first two have the same bytes and the same collectives. When they run, they compute
+# the same numbers:
 
 # %%
 inputs = by_name.sample()
@@ -94,9 +99,17 @@ print("before:", before)
 print("after: ", after)
 
 # %% [markdown]
-# The layout still says what it said. The signature `S(0)` now splits another dim. The answer
-# stays right, only the bytes are twice what they were, and no error tells you.
-#
+# The name `hidden` still means the same dim. The signature `S(0)` now splits another one. The
+# result is right, twice the bytes are sent, and there is no error. Here is `w2` by position, before
+# and after:
+
+# %%
+mlp.compile(line, sbp=sbp).tensor("w2")
+
+# %%
+transposed_mlp.compile(line, sbp=sbp).tensor("w2")
+
+# %% [markdown]
 # ## A point for positions
 #
 # A matrix product on a grid, all three matrices in blocks: SUMMA (van de Geijn and Watts, 1997).
@@ -131,9 +144,10 @@ except md.ProgramError as error:
 #
 # ## A point for neither: moving between placements
 #
-# Once tensors lie anywhere, they must be moved, and there are many ways. On a 2×2 mesh, measured
-# bytes of all four devices in units of the tensor: OneFlow 0.9.0 (eager mode), the least that is
-# known, and what a search over sequences of collectives finds here.
+# A tensor that is placed in one way and needed in another must be moved, and there are many ways
+# to do it. The table has eight such moves on a 2×2 mesh. The numbers are the bytes that all four
+# devices send, divided by the bytes of the tensor: as measured for OneFlow 0.9.0 (eager mode), the
+# least that is known, and what a search over sequences of collectives finds here.
 
 # %%
 i, j = md.dims(i=32, j=32)
@@ -161,15 +175,16 @@ for start, end, oneflow, least in changes:
     print(f"{start:13}{end:13}{oneflow:8.2f}{least:8.2f}{cost.cluster_wire_bytes / 4096:8.2f}")
 
 # %% [markdown]
-# The first line is an exchange within pairs. Gathering everything and cutting it up again is
-# eight times as much. No notation prevents that; it takes a compiler that looks at both axes
-# together, and a report that shows the bytes.
+# In the first row, pairs of devices exchange halves of their blocks. To gather everything and cut
+# it up again is eight times as much. No notation prevents that. A compiler has to look at both axes
+# together, and a report has to show the bytes.
 #
 # ## "Any annotation is correct"
 #
-# It is said in favour of SBP that one can write anything, and the system inserts what is needed.
-# Let us try: all ways to place the three matrices of relu(A·B) on two devices. Small whole
-# numbers, so that equal means equal to the bit.
+# It is said in favour of positions that you can write any annotation, and the system inserts the
+# collectives that it needs. Is that true, and is it good? Here are all ways to place the three
+# matrices of relu(A·B) on two devices. The numbers are small and whole, so that results are equal
+# to the bit.
 
 
 # %%
@@ -191,14 +206,16 @@ for a, b, h in itertools.product(
     plan = small.compile({"x": 2}, sbp={"a": a, "b": b, "h": h})
     right += np.array_equal(plan(**arrays).h, truth)
     sent.append(plan.cost().wire_bytes)
-print(f"{len(sent)} annotations, {right} right; sent: {min(sent):,} to {max(sent):,} bytes")
-print(f"nothing is sent in {sent.count(0)} of them")
+print(f"{len(sent)} annotations, {right} of them right; nothing is sent in {sent.count(0)}")
+by_size = {number: size / 1024 for number, size in enumerate(sorted(sent), 1)}
+Plot("All annotations of relu(A·B)", {"sent": by_size}, x="annotation, by bytes", y="KiB")
 
 # %% [markdown]
-# So it is true. Correct is not cheap, though, and the notation does not show which is which.
+# All are right. But some send nothing and others several times the matrices, and the annotation
+# does not show which one you have. The report does.
 #
-# And there is a limit. That relu should read a sum in parts cannot be granted, since relu(p₁) +
-# relu(p₂) is not relu(p₁ + p₂):
+# There is also a limit: relu cannot read partial sums, since relu(p₁) + relu(p₂) is not
+# relu(p₁ + p₂).
 
 
 # %%
