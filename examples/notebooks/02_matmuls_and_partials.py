@@ -19,6 +19,7 @@
 # %%
 import numpy as np
 from course import example, sent
+from figures import Ring
 
 import meshdsl as md
 
@@ -133,16 +134,18 @@ for rule in ("y: i -> none", "y: k -> none"):
 #
 # ## Where 2(n−1)/n comes from
 #
-# Naively, everyone sends their part to everyone: (n−1)·b. The ring algorithm (Patarasu and Yuan,
-# 2009; it came to deep learning with Baidu's and Horovod's allreduce in 2017) cuts the part in n
-# chunks and passes chunks round a ring. After n−1 steps each device has the sum of one chunk
-# (that is the reduce_scatter); n−1 more steps hand the sums round (that is an all_gather). Here
-# it is, with a counter:
+# If every device sends its part to every other one, it sends (n−1)·b. The ring algorithm (Patarasu
+# and Yuan, 2009; in deep learning since Baidu's and Horovod's allreduce of 2017) cuts the part in n
+# chunks and passes chunks round a ring. After n−1 steps each device has the sum of one chunk: that
+# is the reduce_scatter. In n−1 more steps the sums go round: that is an all_gather.
 
 
 # %%
-def ring_all_reduce(parts):
-    """Add arrays up along a ring of devices; the sums, and the bytes that each device sent."""
+def ring_all_reduce(parts, history=None):
+    """Add arrays up along a ring of devices; the sums, and the bytes that each device sent.
+
+    `history` gets the first number of each chunk of each device, after each step.
+    """
     n = len(parts)
     chunks = [np.split(part.ravel().copy(), n) for part in parts]
     sent = 0
@@ -153,6 +156,8 @@ def ring_all_reduce(parts):
         for (d, c), message in zip(moving, messages, strict=True):
             receiver = chunks[(d + 1) % n]
             receiver[c] = receiver[c] + message if step < n - 1 else message
+        if history is not None:
+            history.append([[int(chunk[0]) for chunk in device] for device in chunks])
     return [np.concatenate(c).reshape(parts[0].shape) for c in chunks], sent
 
 
@@ -160,10 +165,17 @@ sums, bytes_sent = ring_all_reduce(parts)
 print(all(np.array_equal(s, a @ b) for s in sums), f"{bytes_sent:,} bytes")
 
 # %% [markdown]
-# The same 98,304 bytes that the plan announced. No algorithm does with fewer, and the figure
-# hardly grows with n: that is why data parallelism with thousands of devices is possible at all.
-#
-# Notebook 9 turns bytes into seconds.
+# These are the 98,304 bytes that the plan announced. With parts that are all ones, each number says
+# how many devices have been added up in it:
+
+# %%
+history = [np.ones((4, 4), int).tolist()]
+ring_all_reduce([np.ones(4)] * 4, history)
+Ring(history)
+
+# %% [markdown]
+# No algorithm sends fewer bytes, and 2(n−1)/n hardly grows with n: that is why data parallelism
+# with thousands of devices is possible at all. Notebook 9 turns bytes into seconds.
 #
 # ## When to add up: U·V·W
 #

@@ -462,3 +462,48 @@ class Flow(Figure):
             for row, line in enumerate((said or "nothing").split(", ")):
                 parts.append(text(middle, y + 14 * row, line, "middle", colour))
         return x + width + 18
+
+
+class Ring(Figure):
+    """The steps of a ring: how many devices' numbers are in each chunk of each device.
+
+    `history[step][device][chunk]` is that count. What a step has changed has a thick frame.
+    """
+
+    def __init__(self, history: list[list[list[int]]]) -> None:
+        self.history = history
+
+    def __repr__(self) -> str:
+        steps = enumerate(self.history)
+        return "\n".join(
+            f"step {step}: " + "  ".join(" ".join(map(str, chunks)) for chunks in devices)
+            for step, devices in steps
+        )
+
+    def _repr_svg_(self) -> str:
+        n, size, left, top = len(self.history[0]), 20, 62, 46
+        across = n * size + 14
+        parts = [text(left, 12, "how many devices' numbers a chunk adds up", "start")]
+        frames = []
+        for device in range(n):
+            parts.append(text(0, top + device * size + 14, f"device {device}", "start"))
+        for step, devices in enumerate(self.history):
+            x = left + step * across
+            parts.append(text(x, top - 8, f"step {step}" if step else "before", "start"))
+            for device, chunks in enumerate(devices):
+                for chunk, count in enumerate(chunks):
+                    fill = KINDS["grads"][1] if count == n else DEVICES[0]
+                    opacity = 1 if count == n else (count - 1) / n
+                    at = x + chunk * size, top + device * size
+                    place = f'x="{at[0]}" y="{at[1]}" width="{size}" height="{size}"'
+                    look = f'fill="{fill}" fill-opacity="{opacity:g}" stroke="#9a9a9a"'
+                    parts.append(f"<rect {place} {look}/>")
+                    parts.append(text(at[0] + size / 2, at[1] + 14, str(count), "middle"))
+                    if step and count != self.history[step - 1][device][chunk]:
+                        frames.append(f'<rect {place} fill="none" stroke="#222222"')
+        parts += [f'{frame} stroke-width="2"/>' for frame in frames]
+        bottom = top + n * size
+        middle = left + n * across - 7
+        parts.append(text(left + across, bottom + 18, "reduce_scatter", "start", LINES[0]))
+        parts.append(text(middle + 7, bottom + 18, "all_gather", "start", LINES[1]))
+        return drawn(left + len(self.history) * across, bottom + 24, parts)
