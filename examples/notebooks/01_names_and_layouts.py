@@ -232,6 +232,10 @@ product.compile("square", "tiles").tensor("y")
 #
 # Choose a layout on `square` under which every device holds a 4×2 part of `y`: all rows, two
 # cols.
+#
+# <details><summary>A hint</summary>
+# Eight cols are cut into four blocks. Which axes does that take, and what is left for the rows?
+# </details>
 
 # %% tags=["exercise"]
 tall = {"rows": "a", "cols": "b"}
@@ -313,6 +317,10 @@ assert ratio == 16
 #
 # Here is a file that does not keep what it expects. Change the layout, and not the expectation,
 # until the check is content.
+#
+# <details><summary>A hint</summary>
+# Read the message of the check: it says where <code>x</code> is and where it should be.
+# </details>
 
 # %% tags=["exercise"]
 text = """

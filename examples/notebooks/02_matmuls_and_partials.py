@@ -267,6 +267,10 @@ assert prediction == eight == 114_688
 #
 # A function f may be applied to the parts if the parts of the result add up to the right thing:
 # f(p₁ + p₂) = f(p₁) + f(p₂). Put into the set the names of those below for which this holds.
+#
+# <details><summary>A hint</summary>
+# What does linear mean? Try p₁ = 1 and p₂ = −1.
+# </details>
 
 # %% tags=["exercise"]
 passes = {"negate", "relu"}
@@ -287,7 +291,7 @@ holds = {
     for name, f in functions.items()
     if np.array_equal(f(parts[0] + parts[1]), f(parts[0]) + f(parts[1]))
 }
-wrong = passes ^ holds
+wrong = set(passes) ^ holds
 few = f"Not yet: {len(wrong)} of the {len(functions)} are where they should not be."
 print("Right!" if not wrong else few)
 

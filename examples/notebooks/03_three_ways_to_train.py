@@ -338,6 +338,10 @@ assert len(set(both(turning_point))) == 1
 #
 # Your GPUs have 80 GB, and you have eight. You want to train the 7.5e9 parameters, leave 20 GB
 # for activations, and send no more than data parallelism does. Which of `zero0` to `zero3`?
+#
+# <details><summary>A hint</summary>
+# On eight devices, how much of the 16 bytes does each stage divide by eight?
+# </details>
 
 # %% tags=["exercise"]
 choice = zero0

@@ -239,6 +239,10 @@ except md.ProgramError as error:
 #
 # Write a layout (rules for single tensors are allowed) that places `a`, `b` and `c` of `summa` as
 # `blocks` does, and sends no more.
+#
+# <details><summary>A hint</summary>
+# A rule for a single tensor is written with a colon, as in notebook 2: <code>a: k -> …</code>
+# </details>
 
 # %% tags=["exercise"]
 layout = ["m -> row", "n -> col"]
@@ -346,6 +350,10 @@ assert check(broken)
 # The layout above sends batch·seq·model·4/2 bytes. Suppose whoever reads `y` next can do with a
 # part of `seq` on each device of `tp`. Which rule halves what is sent? (The program is the one
 # above, now as a cell of the language.)
+#
+# <details><summary>A hint</summary>
+# Which collective is the first half of an all_reduce, and which dim does it split here?
+# </details>
 
 # %%
 # %load_ext meshdsl
