@@ -161,8 +161,10 @@ def _fill_cache(folder: Path) -> None:
     programs = [example["text"] for example in _examples() if example["name"] in FIRST]
     text = (
         "import json, sys; from meshdsl.diagnostics import Source;"
-        "from meshdsl.pipeline import Options; from meshdsl.play.answer import answer;"
-        "[answer(Source('', text), Options()) for text in json.load(sys.stdin)]"
+        "from meshdsl.diagnostics import Diagnostics; from meshdsl.play.answer import answer;"
+        "from meshdsl.pipeline import Compilation, Options;"
+        "texts = json.load(sys.stdin);"
+        "[answer(Compilation(Source('', t), Options(), Diagnostics())) for t in texts]"
     )
     environment = os.environ | {"MESHDSL_CACHE": str(folder)}
     command = [sys.executable, "-c", text]

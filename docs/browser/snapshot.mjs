@@ -36,14 +36,15 @@ import meshdsl.placed.zero_one
 import meshdsl.play.layout_search
 import meshdsl.play.side_by_side
 import meshdsl.play.browser_worker
-from meshdsl.diagnostics import Source
-from meshdsl.pipeline import Options
-from meshdsl.play.answer import answer
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.play.answer import answer, views
 
 meshdsl.play.browser_worker.reply("/colours", '{"text": "dim a = 2"}')
 text = program.partition("\\nexpect")[0]  # what is expected needs a plan, from the cache or the solver
-assert answer(Source("program.mdsl", text), Options(reduce="deferred", cache=False))["result"]
-del sys.modules["msgspec"], program, text, kept, grammar, lark, answer, Source, Options
+made = Compilation(Source("program.mdsl", text), Options(reduce="deferred", cache=False), Diagnostics())
+assert answer(made)["result"] and views(made)["views"]
+del sys.modules["msgspec"], program, text, kept, grammar, lark, made, answer, views, Compilation, Diagnostics, Source, Options
 import gc
 
 gc.collect()

@@ -11,9 +11,9 @@ from functools import partial
 
 from meshdsl.analysis import analyse
 from meshdsl.carets import safe
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Source, Span
+from meshdsl.diagnostics import Diagnostic, Edit, Fix, Source, Span
 from meshdsl.named.declarations import Declarations
-from meshdsl.pipeline import Compilation, Options, timing_of
+from meshdsl.pipeline import Compilation, timing_of
 from meshdsl.play.protocol import (
     Choices,
     PageAnswer,
@@ -23,8 +23,10 @@ from meshdsl.play.protocol import (
     PagePicture,
     PagePlace,
     PageResult,
+    PageViews,
     Runs,
     TextQuestion,
+    ViewsAnswer,
 )
 from meshdsl.play.questions import check_form
 from meshdsl.report.checks import check_source
@@ -36,12 +38,12 @@ MAX_DEVICES = 4096
 """The most devices that are drawn: pictures shorten what is large, but every rank is counted."""
 
 
-def answer(source: Source, options: Options) -> PageAnswer:
+def answer(made: Compilation) -> PageAnswer:
     """The diagnostics, the names to choose from, and the result, None where there are errors."""
-    analysis = analyse(source, options)
-    diagnostics = Diagnostics()
+    source, diagnostics = made.source, made.diagnostics
+    analysis = analyse(source, made.options)
     diagnostics.add(*analysis.diagnostics)
-    result = None if diagnostics.errors else _compiled(source, options, diagnostics)
+    result = None if diagnostics.errors else _compiled(made)
     units = Units(source.text)
     return {
         "choices": _choices(analysis.declarations),
@@ -50,13 +52,13 @@ def answer(source: Source, options: Options) -> PageAnswer:
     }
 
 
-def _compiled(source: Source, options: Options, diagnostics: Diagnostics) -> PageResult | None:
+def _compiled(made: Compilation) -> PageResult | None:
     """The result, unless the program cannot be compiled so; and what only placing it shows.
 
     Expectations that fail, and layouts that were not chosen and cannot be used, spoil no result.
     """
-    compilation = Compilation(source, options, diagnostics)
-    result = diagnostics.of(lambda: _result(compilation.checked("emitted")))
+    source, options, diagnostics = made.source, made.options, made.diagnostics
+    result = diagnostics.of(lambda: _result(made.checked("emitted")))
     diagnostics.of(partial(check_source, source, options, diagnostics))
     return result
 
@@ -76,16 +78,31 @@ def _choices(known: Declarations) -> Choices:
 
 
 def _result(made: Compilation) -> PageResult:
-    """The report in parts, each as markup, and the text of the program."""
+    """The sentence, the figures, and the report line by line."""
     from meshdsl.report.explanation_document import explanation, sentence
 
-    report: ReportFacts = {**made.advised, "warnings": []}
-    writer = HTMLWriter(classes=True, inline=True)
+    report, writer = _report(made), HTMLWriter(classes=True, inline=True)
     _, *document = explanation(report, {made.source.name: made.source})  # the sentence is apart
     return {
         "sentence": sentence(report),
         "totals": _totals(report),
         "report": writer.write(tuple(document)),
+    }
+
+
+def _report(made: Compilation) -> ReportFacts:
+    """The facts; what is wrong is told beside them."""
+    return {**made.advised, "warnings": []}
+
+
+def views(made: Compilation) -> ViewsAnswer:
+    """The views that are drawn when they are looked at; None where there are errors."""
+    return {"views": made.diagnostics.of(lambda: _views(made.checked("emitted")))}
+
+
+def _views(made: Compilation) -> PageViews:
+    report, writer = _report(made), HTMLWriter(classes=True, inline=True)
+    return {
         "time": _time(made, writer),
         "mesh": _mesh(report, writer),
         "pictures": _pictures(made, report, writer),

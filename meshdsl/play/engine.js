@@ -19,7 +19,7 @@ const overHTTP = () => {
 // programs that wait only the newest is compiled, and a worker that takes too long for one that is no
 // longer wanted is ended. `tell` is called with what the worker is at until it is ready.
 const inWorker = (tell) => {
-  const JOBS = ["/compile", "/compare", "/search"]; // what takes long; the rest is answered between
+  const JOBS = ["/compile", "/views", "/compare", "/search"]; // what takes long; the rest is answered between
   const PATIENCE = 20000; // milliseconds, of which none count while the worker loads
   const superseded = { status: 409, body: { error: "superseded by a newer question" } };
   let worker = null;

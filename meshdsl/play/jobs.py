@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from meshdsl.diagnostics import Source
-from meshdsl.pipeline import Options
-from meshdsl.play.answer import answer
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.play.answer import answer, views
 from meshdsl.play.protocol import (
     CompareQuestion,
     CompileJob,
@@ -25,8 +25,9 @@ from meshdsl.play.questions import COLUMN, MOST_COLUMNS, QUESTION, HTTPRefused, 
 if TYPE_CHECKING:
     from meshdsl.play.layout_search import LayoutSearch
 
-PATHS: Mapping[str, Literal["compile", "search", "compare"]] = {
+PATHS: Mapping[str, Literal["compile", "views", "search", "compare"]] = {
     "/compile": "compile",
+    "/views": "views",
     "/search": "search",
     "/compare": "compare",
 }
@@ -73,9 +74,13 @@ def _chosen(question: PageOptions, base: Options) -> Options:
 
 
 class Jobs:
-    """Does jobs one after the other, and remembers a search under way."""
+    """Does jobs one after the other.
+
+    It remembers a search under way, and the last program, which other views are drawn of.
+    """
 
     def __init__(self) -> None:
+        self._last: tuple[Source, Options, Compilation] | None = None
         self._search: LayoutSearch | None = None
 
     def answer(self, job: CompileJob) -> JobAnswer | Failed:
@@ -89,7 +94,11 @@ class Jobs:
         source, options = Source(job["name"], job["text"]), Options(**job["options"])
         match job["kind"]:
             case "compile":
-                return answer(source, options)
+                made = Compilation(source, options, Diagnostics())
+                self._last = source, options, made
+                return answer(made)
+            case "views":
+                return views(self._compiled(source, options))
             case "compare":
                 from meshdsl.play.side_by_side import compared
 
@@ -99,3 +108,11 @@ class Jobs:
 
                 self._search = self._search or LayoutSearch()
                 return self._search.answer(source, options)
+
+    def _compiled(self, source: Source, options: Options) -> Compilation:
+        """The last program if it is this one; else it is compiled again."""
+        if self._last is not None:
+            last, under, made = self._last
+            if (last.name, last.text, under) == (source.name, source.text, options):
+                return made
+        return Compilation(source, options, Diagnostics())

@@ -3,7 +3,7 @@
   const start = JSON.parse($("data").textContent);
   const isAlone = start.engine === "worker"; // a page without a server and without a file
   if (isAlone) Object.assign(start, await linked(start));
-  const PAUSE = 200; // milliseconds without a keystroke before the server is asked
+  const PAUSE = 200; // milliseconds without a keystroke before the program is compiled, at most
   const LONG = 1500; // milliseconds after which a question under way gives way to a newer one
   const COLOURED = 60000; // characters up to which words have colours
   const SEARCHED = 10000; // milliseconds of a search after which no further round begins
@@ -223,6 +223,8 @@
   // --- questions and answers -------------------------------------------------------------------
 
   let flight = null; // the question under way
+  let took = PAUSE; // milliseconds of the last answer: what is soon answered is soon asked
+  const pause = () => Math.min(PAUSE, Math.max(40, took / 4));
   let waiting = 0;
   let answered = "";
 
@@ -251,6 +253,7 @@
     }
     if (flight !== mine) return;
     flight = null;
+    took = performance.now() - mine.since;
     if (reply.status === 409) return refresh(PAUSE);
     $("verdict").classList.remove("busy");
     if (JSON.parse(asked).text === text.value) {
@@ -436,13 +439,28 @@
       return group;
     }));
     tellLines(result);
-    put($("grid"), result.mesh);
-    put($("time"), result.time);
+    lookOn();
+  };
+  // The other views are drawn when one of them is looked at.
+  let views = null;
+  let drawn = ""; // the question that they are the answer to
+  const VIEWS = ["devices", "time", "emitted"];
+  const view = async () => {
+    const asked = JSON.stringify(question());
+    if (!shown || asked === drawn || VIEWS.every((id) => $(id).hidden)) return;
+    const reply = await inTurn("/views", JSON.parse(asked));
+    if (reply.status !== 200 || !reply.body.views || asked !== JSON.stringify(question())) return;
+    [views, drawn] = [reply.body.views, asked];
+    put($("grid"), views.mesh);
+    put($("time"), views.time);
     const before = $("picture").value;
-    $("picture").replaceChildren(...result.pictures.map((p) => new Option(p.title, p.title)));
-    if (result.pictures.some((p) => p.title === before)) $("picture").value = before;
+    $("picture").replaceChildren(...views.pictures.map((p) => new Option(p.title, p.title)));
+    if (views.pictures.some((p) => p.title === before)) $("picture").value = before;
     tellPicture();
     tellCode();
+  };
+  const lookOn = () => {
+    view();
     compare();
   };
   const tellLines = (result) => {
@@ -468,14 +486,15 @@
     last = line;
   };
   const tellPicture = () => {
-    const found = shown.pictures.find((p) => p.title === $("picture").value);
-    $("picture").parentElement.hidden = !shown.pictures.length;
+    const found = views.pictures.find((p) => p.title === $("picture").value);
+    $("picture").parentElement.hidden = !views.pictures.length;
     put($("pictured"), found?.html ?? "");
     for (const details of $("pictured").querySelectorAll("details")) details.open = true;
   };
   const tellCode = () => {
-    if ($("whole").checked) $("python").textContent = shown.code.whole;
-    else put($("python"), shown.code.bare);
+    if (!views) return;
+    if ($("whole").checked) $("python").textContent = views.code.whole;
+    else put($("python"), views.code.bare);
   };
 
   const tabs = [...document.querySelectorAll("[role='tab']")];
@@ -485,7 +504,7 @@
       other.tabIndex = other === tab ? 0 : -1;
       $(other.getAttribute("aria-controls")).hidden = other !== tab;
     }
-    compare();
+    lookOn();
   };
   const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
   for (const tab of tabs) {
@@ -576,7 +595,7 @@
     draw();
     colour();
     tellSaved();
-    refresh(PAUSE);
+    refresh(pause());
   };
   text.addEventListener("input", edited);
   document.addEventListener("selectionchange", () => document.activeElement === text && here());

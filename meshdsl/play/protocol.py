@@ -86,7 +86,7 @@ class Saved(TypedDict):
 class CompileJob(TypedDict):
     """What the compiling process is asked: `options` are fields of `Options`."""
 
-    kind: Literal["compile", "search", "compare"]
+    kind: Literal["compile", "views", "search", "compare"]
     name: str
     text: str
     options: Mapping[str, Any]
@@ -163,15 +163,26 @@ class PageCode(TypedDict):
 
 
 class PageResult(TypedDict):
-    """The report in parts, each as markup, and the text of the program."""
+    """What is read first: the sentence, the figures, and the report as markup."""
 
     sentence: str
     totals: list[tuple[str, str]]
     report: str
+
+
+class PageViews(TypedDict):
+    """The other views, each as markup, and the text of the program."""
+
     time: str
     mesh: str
     pictures: list[PagePicture]
     code: PageCode
+
+
+class ViewsAnswer(TypedDict):
+    """The views; None where the program has errors."""
+
+    views: PageViews | None
 
 
 class PageAnswer(TypedDict):
@@ -219,7 +230,7 @@ class CompareAnswer(TypedDict):
     html: str
 
 
-JobAnswer: TypeAlias = PageAnswer | SearchAnswer | CompareAnswer
+JobAnswer: TypeAlias = PageAnswer | ViewsAnswer | SearchAnswer | CompareAnswer
 """The answer to a job, by its `kind`."""
 
 

@@ -76,6 +76,8 @@ def join(*children: Child) -> Markup:
 
 def escaped(text: str) -> Markup:
     """Untrusted text: control characters shown as escapes, then HTML's special ones escaped."""
+    if text.isprintable():
+        return Markup(escape(text, quote=True))
     shown = "\n".join("".join(cells_of(line)) for line in text.split("\n"))
     return Markup(escape(shown, quote=True))
 

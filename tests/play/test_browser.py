@@ -336,7 +336,9 @@ def test_the_built_page_compiles_by_itself(browser: Any) -> None:
         assert said == result["sentence"]
         browser.execute_script("document.getElementById('whole').click()")
         python = "return document.getElementById('python').textContent"
-        assert browser.execute_script(python) == result["code"]["whole"]
+        browser.execute_script("document.getElementById('tab-emitted').click()")
+        text = asked("/views", {})["views"]["code"]["whole"]
+        until(lambda: browser.execute_script(python) == text)
         browser.execute_script(TYPE_OVER, TEXT.replace("io = 512", "io = 96"))
         said, *_ = until(lambda: "12 KiB" in (s := settled(browser))[0] and s)
         assert browser.get_log("browser") == []

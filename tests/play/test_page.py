@@ -147,6 +147,7 @@ def test_the_views_by_keyboard(page: Page) -> None:
     first.send_keys(Keys.ARROW_RIGHT)
     assert page.one("#devices").is_displayed()
     assert not page.one("#lines").is_displayed()
+    until(lambda: page.texts("#picture option"))
     Select(page.one("#picture")).select_by_visible_text("h")
     assert "h f32[batch@rows 64→32, hidden@cols 2048→1024]" in page.one("#pictured").text
     (picture,) = page.browser.find_elements(By.CSS_SELECTOR, "#pictured svg")
@@ -159,7 +160,7 @@ def test_the_views_by_keyboard(page: Page) -> None:
     assert "import torch" in page.one("#python").get_property("textContent")
     page.choose("cluster", "h100")
     page.one("#tab-time").click()
-    assert "4 devices of h100): a step takes" in page.one("#time").text
+    until(lambda: "4 devices of h100): a step takes" in page.one("#time").text)
     assert page.one("#time svg").size["width"] > 500
 
 
@@ -233,7 +234,11 @@ def test_it_fits_and_is_legible(page: Page, scheme: str, width: int) -> None:
         assert page.script("return document.documentElement.scrollWidth") <= width
         assert page.script("return document.getElementById('outcome').scrollWidth") <= width
         assert page.script(FAINT, CONTRAST) == []
-        page.one("#tab-devices").click()
+        page.script("document.getElementById('tab-lines').click()")
+        page.replace("(yy -", "(y -")
+        page.settled()
+        page.script("document.getElementById('tab-devices').click()")
+        until(lambda: page.texts("#pictured svg"))
         back = page.script(FILL, page.one("#pictured svg rect"))
         assert back == {"light": "rgb(251, 251, 252)", "dark": "rgb(26, 29, 33)"}[scheme]
         assert page.script(FAINT, 20.0) != []

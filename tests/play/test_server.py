@@ -452,7 +452,10 @@ def test_answers_need_no_torch(tmp_path: Path) -> None:
         "import sys, meshdsl.play.http_server as s, meshdsl.play.answer as a;"
         "from meshdsl.diagnostics import Source; from meshdsl.pipeline import Options;"
         "from meshdsl.project import project;"
-        "f = project('p')[0]; assert a.answer(Source('f', f.text), Options())['result'];"
+        "f = project('p')[0]; from meshdsl.diagnostics import Diagnostics;"
+        "from meshdsl.pipeline import Compilation;"
+        "m = Compilation(Source('f', f.text), Options(), Diagnostics());"
+        "assert a.answer(m)['result'] and a.views(m)['views'];"
         "assert not {'torch', 'sklearn', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run(
