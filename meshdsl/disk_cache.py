@@ -129,6 +129,8 @@ def _digest(written: str) -> str:
 
 
 def _drop_oldest(where: Path) -> None:
+    if len(os.listdir(where)) <= MOST_FILES:
+        return  # mostly: to look at every file takes longer than to write one
     kept = sorted(where.glob("*.json"), key=lambda path: path.lstat().st_mtime, reverse=True)
     for path in kept[MOST_FILES:]:
         path.unlink()

@@ -29,8 +29,17 @@ HERE = Path(__file__).resolve().parent
 CACHE = ROOT / "build/browser"
 """What is built is kept there for the next time."""
 
-LIBRARIES = ("lark", "opt_einsum", "platformdirs", "pygments", "rich")
+LIBRARIES = ("lark", "pygments")
 """What the package imports to check and explain a program, beside the standard library."""
+
+LEFT_OUT = (
+    *(f"meshdsl/{name}" for name in ("api", "cli", "editor", "notebook", "prove")),
+    *(
+        f"meshdsl/backends/{name}"
+        for name in ("data", "engines", "generate", "module", "peers", "train", "weights")
+    ),
+)
+"""What the page does not import of the package: what runs programs, and the other doors."""
 
 BUILT = ("msgspec",)
 """The same, of C, which PyPI has for Python in a browser."""
@@ -187,6 +196,8 @@ def _is_made(path: Path) -> bool:
 def _is_used(name: str) -> bool:
     """Of the words of hundreds of languages only those of Python are shown; tests are not run."""
     folder, _, file = name.rpartition("/")
+    if f"{folder}/".startswith(tuple(f"{left_out}/" for left_out in LEFT_OUT)):
+        return False
     if folder.endswith((".dist-info", "/tests")):
         return False
     return folder != "pygments/lexers" or file in ("__init__.py", "_mapping.py", "python.py")

@@ -21,7 +21,7 @@ const largeEnough = (snapshot) => async (settings) => {
 };
 
 const load = async () => {
-  postMessage({ progress: "Loading Python and the compiler, 34 MB …" });
+  postMessage({ progress: "Loading Python and the compiler, 33 MB …" });
   const snapshot = read("snapshot.gz");
   const [python, files, highs] = await Promise.all([
     loadPyodide({ indexURL: here, _loadSnapshot: snapshot, createPyodideModule: largeEnough(snapshot) }),
@@ -30,7 +30,7 @@ const load = async () => {
   ]);
   write(python.FS, files, "/meshdsl");
   python.registerJsModule("highs", highs);
-  python.runPython("import importlib; importlib.invalidate_caches()");
+  python.runPython("import sys; sys.path_importer_cache.clear()"); // what folders had in the snapshot
   const { reply } = python.pyimport("meshdsl.play.browser_worker");
   postMessage({ ready: true });
   return reply;

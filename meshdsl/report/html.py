@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import base64
 import itertools
+import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from html import escape
@@ -96,6 +98,21 @@ def drawing(width: float, height: float, *children: Child) -> Markup:
         height=float(height),
         viewBox=f"0 0 {_number(float(width))} {_number(float(height))}",
     )
+
+
+_NAMED = re.compile(r' id="(\w+)"')
+
+
+def _with_own_names(drawing: str) -> str:
+    """A drawing whose patterns and arrow heads have names that no other one on a page has.
+
+    Those of one that is hidden are drawn nowhere.
+    """
+    own = f"{zlib.crc32(drawing.encode('utf-8')):08x}"
+    for name in set(_NAMED.findall(drawing)):
+        drawing = drawing.replace(f'id="{name}"', f'id="{name}{own}"')
+        drawing = drawing.replace(f"url(#{name})", f"url(#{name}{own})")
+    return drawing
 
 
 # --- styles ----------------------------------------------------------------------------------
@@ -232,7 +249,7 @@ class HTMLWriter:
             described = (
                 f'<svg class="picture" role="img" aria-label="{escaped(picture.described)}" '
             )
-            return Markup(picture.draw().replace("<svg ", described, 1))
+            return Markup(_with_own_names(picture.draw()).replace("<svg ", described, 1))
         data = base64.b64encode(picture.draw().encode("utf-8")).decode("ascii")
         source = f"data:image/svg+xml;base64,{data}"
         return self._tag("img", "picture", src=source, alt=picture.described)

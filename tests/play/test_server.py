@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from docs.browser import build
 from meshdsl.cli.common import write_whole
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
@@ -37,6 +38,8 @@ from tests.project import ROOT
 from tests.waiting import started, until
 
 from .conftest import QUESTION, TEXT, Served
+
+JOBS: dict[str, dict[str, Any]] = {"/search": {}, "/compare": {"columns": []}}
 
 
 def test_a_program_is_answered_with_all_there_is_to_see(served: Served) -> None:
@@ -447,20 +450,27 @@ def test_it_serves_until_ctrl_c(tmp_path: Path, ctrl_c: None) -> None:
         assert (process.returncode, rest) == (0, "\n")
 
 
-def test_answers_need_no_torch(tmp_path: Path) -> None:
+def test_the_page_imports_nothing_that_the_browser_lacks(tmp_path: Path) -> None:
+    """Neither torch and numpy, nor what the build of the browser page leaves out."""
+    lacked = [name.replace("/", ".") for name in build.LEFT_OUT]
+    lacked += ["torch", "numpy", "sklearn", "matplotlib", "rich", "opt_einsum"]
+    text = TEXT.partition("\nexpect")[0]  # `optimal` needs the solver, which is another one there
+    questions = {
+        path: QUESTION | {"text": text, "reduce": "deferred", "cluster": "h100"} | more
+        for path, more in {"/compile": {}, "/views": {}, **JOBS}.items()
+    }
     code = (
-        "import sys, meshdsl.play.http_server as s, meshdsl.play.answer as a;"
-        "from meshdsl.diagnostics import Source; from meshdsl.pipeline import Options;"
-        "from meshdsl.project import project;"
-        "f = project('p')[0]; from meshdsl.diagnostics import Diagnostics;"
-        "from meshdsl.pipeline import Compilation;"
-        "m = Compilation(Source('f', f.text), Options(), Diagnostics());"
-        "assert a.answer(m)['result'] and a.views(m)['views'];"
-        "assert not {'torch', 'sklearn', 'matplotlib'} & set(sys.modules)"
+        "import json, sys; lacked, questions = json.load(sys.stdin);"
+        "sys.modules.update(dict.fromkeys(lacked));"  # importing one of these fails
+        "from meshdsl.play.browser_worker import reply;"
+        "replies = [json.loads(reply(p, json.dumps(q))) for p, q in questions.items()];"
+        "assert all(s == 200 and 'failed' not in body for s, body in replies)"
     )
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,
+        input=json.dumps([lacked, questions]),
+        text=True,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "MESHDSL_CACHE": str(tmp_path / "cache")},
     )
