@@ -503,7 +503,7 @@ def test_which_block_is_meant(tmp_path, models):
 
 ENTRIES = {
     'wq: "h.{layers}.q"[(kv = 2.5, group, key), model]': "`2.5` is no size",
-    'wq: init or "h.{layers}.q.weight"[(kv, group, key), model]': "behind `init` is never read",
+    'wq: init or "h.{layers}.q.weight"[(kv, group, key), model]': "after `init` is never read",
     'wq: "h.{layers - 1}.q.weight"[(kv, group, key), model]': "`{layers - 1}` begins at -1",
     'wq: "h.{0 * layers}.q"[(kv, group, key), model]': "is one number for all indices",
 }
