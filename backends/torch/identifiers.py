@@ -100,7 +100,8 @@ class Variables:
         self, program: DeviceProgram, taken: frozenset[str], over: Mapping[Var, Var]
     ) -> None:
         self.names = Identifiers(taken)
-        self._reads, again = _LastReads(program), frozenset(_taken_again(program))
+        self._reads = _LastReads(program)
+        again = frozenset(_taken_again(program)) if program.lists else frozenset()
         until = self._reads.until
         last = {v.name: until.get(v, 0) for v in again}
         # Those that are still to be taken again, and by name the last read of any variable.
@@ -270,8 +271,9 @@ def _in_turn(
     makers = {v: node.name for node in nodes for v in node.makes}
     added = {n.out: n.into for n in nodes if n.into is not None and n.adds and n.into in makers}
     in_turn: dict[Var, list[Var]] = {}
-    for new, old in (over | added).items() if added else over.items():
-        if new in makers and (old.name not in shared or not old.value.name):
+    written = over | added
+    for new, old in ((v, written[v]) for v in makers if v in written):
+        if old.name not in shared or not old.value.name:
             in_turn[new] = in_turn.setdefault(old, [old])
             in_turn[new].append(new)
     for variables in in_turn.values():

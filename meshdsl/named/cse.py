@@ -3,7 +3,7 @@
 After expansion a backward pass recomputes results of its forward pass: the maximum and the sum
 of a softmax over a split dim, each behind a collective. No large tensor is kept longer for it: one
 phase reads of another only results smaller than the operands, or than which nothing as large has
-been made since, and none of a `recompute` block. What is computed of numbers alone is a number.
+been made since, and none of a `recompute` block. What is computed of one number is a number.
 (Value numbering, Alpern, Wegman and Zadeck 1988.)
 """
 
@@ -93,11 +93,7 @@ class Merging(Visitor):
     def inside(self, loop: NamedLoop) -> Merging:
         """The block of a loop, before its first node."""
         kept = {c.next for c in loop.carries} | {c.inside for c in loop.collected}
-        same = {c.inside: c.init for c in loop.carries if c.next is c.inside}
-        literals = self.literals | {
-            v: self.literals[init] for v, init in same.items() if init in self.literals
-        }
-        return Merging(self.alike, kept, literals=literals)
+        return Merging(self.alike, kept)
 
     def copy(self) -> Merging:
         """The same block, to go on with in another way."""
@@ -164,8 +160,8 @@ class Merging(Visitor):
     def op(self, op: NamedOp) -> NamedOp | None:
         """The next operator, an identity of an equal one, or None where that one replaces it."""
         op = self.now(op)
-        if op.ins and self.literals.keys() >= {*op.ins}:
-            op = _folded(op, [self.literals[v] for v in op.ins])
+        if len(op.ins) == 1 and op.ins[0] in self.literals:
+            op = _folded(op, self.literals[op.ins[0]])
         if op.name == "constant":
             self.literals[op.out] = op.attr("value")
         merges = op.kind is None and len(op.outs) == 1 and not lookup(op.name).overwrites
@@ -230,13 +226,13 @@ class Merging(Visitor):
         return op.out.type.elements < most or (shared and op.out.type.elements == most)
 
 
-def _folded(op: NamedOp, numbers: list[int | float]) -> NamedOp:
-    """The number that an operator of numbers yields, if it is one that a text may have."""
+def _folded(op: NamedOp, operand: int | float) -> NamedOp:
+    """The number that an operator of a number yields, if it is one that a text may have."""
     fold = lookup(op.name).fold
     if fold is None or op.out.type.dtype.kind != "float" or op.out.name is not None:
         return op
     try:
-        number = made(float(fold(*numbers)), op.name, *numbers)
+        number = made(float(fold(operand)), op.name, operand)
     except (ArithmeticError, TypeError, ValueError):
         return op
     if not math.isfinite(number):
