@@ -2,10 +2,9 @@
 
 Scores are contracted over `key`; a position that the mask hides scores -1e9, so that a row that
 sees nothing is uniform. In place of a mask of bools there may be one number, the last position
-that every row sees: no program writes it, `named/attention_fusion.py` finds it. `attention_lse`
-also yields the logarithm of the sum of the exponentials, from which the gradient computes the
-softmax anew (Dao et al. 2022). Where `key` or `mem` is split, the primitives of
-`named/attention_fusion.py` are used instead.
+that every row sees: what is behind it is not read. `attention_lse` also yields the logarithm of
+the sum of the exponentials, from which the gradient computes the softmax anew (Dao et al. 2022).
+Where `key` or `mem` is split, the primitives of `named/attention_fusion.py` are used instead.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def _bind(attrs: kit.Attrs, ins: kit.Types) -> kit.Attrs:
     if len(attrs["dims"]) != 2:
         raise kit.OpError("MD0252", "`attention` takes two dims in `[ ]`", need)
     key, mem = attrs["dims"]
-    _need(ins, key, mem, is_written=True)
+    _need(ins, key, mem)
     scale = attrs["scale"]
     scale = 1.0 / math.sqrt(key.size) if scale is None else float(scale)
     bound = {"dims": (key, mem), "out": result_dims(ins, key, mem), "scale": scale}
@@ -92,11 +91,8 @@ def is_last(type_: kit.TensorType) -> bool:
     return type_.dtype.kind == "int" and not type_.dims
 
 
-def _need(ins: kit.Types, key: kit.Dim, mem: kit.Dim, is_written: bool = False) -> None:
-    """Raise an error unless q, k, v and the mask have the dims that they need, and no others.
-
-    Where a person has written the call, the mask has to be of bools.
-    """
+def _need(ins: kit.Types, key: kit.Dim, mem: kit.Dim) -> None:
+    """Raise an error unless q, k, v and the mask have the dims that they need, and no others."""
     q, k, v, *mask = ins
     said = "attention"
     kit.need_kind(said, "float", q, k, v)
@@ -112,7 +108,7 @@ def _need(ins: kit.Types, key: kit.Dim, mem: kit.Dim, is_written: bool = False) 
             kit.RenameDim((1, 2), mem.name),
         )
     for type_ in mask:
-        if is_last(type_) and not is_written:
+        if is_last(type_):
             continue
         if type_.dtype != kit.BOOL or type_.has(key.name):
             raise kit.OpError(
@@ -534,7 +530,8 @@ kit.operator(
     earlier=_earlier,
     meaning=(
         "softmax(scale * q·k)·v: contracted over the first dim, weighted along the second. "
-        "The mask, of bools, says who may look where; `scale` is 1 / sqrt(key) by default. The "
+        "The mask, of bools, says who may look where, or one integer up to which position all may; "
+        "`scale` is 1 / sqrt(key) by default. The "
         "result has the dims of q in their order, with those that only v has in the place of "
         "`key`; those that q lacks come first."
     ),
