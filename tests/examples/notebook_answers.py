@@ -1,4 +1,4 @@
-"""Right and wrong answers to the exercises of notebooks 9 and 10: three of each."""
+"""Right and wrong answers to exercises of notebooks 1 to 5, 9 and 10: three of each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,123 @@ BUBBLES = ("under_1f1b", "interleaved")
 BASE = ["tokens -> x", "hidden -> y", "params: model -> x", "grads: model -> x"]
 STREAM = ["y: model -> y", "target: model -> y"]
 SPACE = ("layouts", "plans")
+BOUNDS = ("tokens_one_axis", "tokens_three_axes")
+
+TALL = "{ rows -> a }"
+HURRY = "{ batch -> date, hiden -> tp, model -> tp, hidden -> tp }"
+
+
+def mended(name: str, layout: str, *layouts: str) -> list[Answer]:
+    """The text of an exercise with other layouts: expressions of its own first text."""
+    return [{name: f"first_{name}.replace({layout!r}, {other!r})"} for other in layouts]
+
+
+def by_position(*rows: str) -> list[Answer]:
+    """Signatures of `wq`, `wk`, `wv` and `wo`, one digit each."""
+    names = ("wq", "wk", "wv", "wo")
+    return [{"signatures": {n: f"S({d})" for n, d in zip(names, r, strict=True)}} for r in rows]
+
 
 ANSWERS: Answers = {
+    ("01", 0): (
+        each(
+            ("tall",),
+            ({"cols": ("a", "b")},),
+            ({"cols": ("b", "a")},),
+            ({"rows": None, "cols": ("a", "b")},),
+        ),
+        each(("tall",), ({"rows": ("a", "b")},), ({"cols": "a"},), ({"rows": "b", "cols": "a"},)),
+    ),
+    ("01", 3): (
+        mended(
+            "text",
+            TALL,
+            "{ rows -> b, cols -> a }",
+            "{ cols -> a, rows -> b }",
+            "{ cols -> a, x: rows -> b, y: rows -> b }",
+        ),
+        mended(
+            "text", TALL, "{ rows -> a, cols -> b }", "{ rows -> b }", "{ row -> b, cols -> a }"
+        ),
+    ),
+    ("02", 1): (
+        each(
+            ("passes",),
+            ({"negate", "double", "transpose", "sum of rows"},),
+            (["transpose", "double", "negate", "sum of rows"],),
+            (frozenset({"negate", "double", "sum of rows", "transpose"}),),
+        ),
+        each(
+            ("passes",),
+            ({"negate", "double"},),
+            ({"negate", "double", "transpose", "sum of rows", "relu"},),
+            (set(),),
+        ),
+    ),
+    ("02", 2): (
+        each(("largest",), (60,), (4 * 15,), (64 - 4,)),
+        each(("largest",), (64,), (32,), (256,)),
+    ),
+    ("02", 3): (
+        each(("least_d",), (5100,), (2 * 4.59e14 / 1.8e11,), (5100.0,)),
+        each(("least_d",), (10_200,), (850,), (5000,)),
+    ),
+    ("03", 1): (
+        each(("turning_point",), (2048,), (2 * 1024,), (2**11,)),
+        each(("turning_point",), (1024,), (512,), (4096,)),
+    ),
+    ("03", 2): (
+        [
+            {"choice": z}
+            for z in ("zero1", "zero2", "md.layout('state: model -> data', extends=zero0)")
+        ],
+        [
+            {"choice": z}
+            for z in ("zero0", "zero3", "md.layout('params: model -> data', extends=zero0)")
+        ],
+    ),
+    ("03", 3): (
+        each(BOUNDS, (2550, 850), (2550.0, 850.0), (2549, 849.7)),
+        each(BOUNDS, (2550, 2550), (850, 2550), (5100, 1700)),
+    ),
+    ("05", 0): (
+        each(
+            ("layout",),
+            (["m -> row", "n -> col", "a: k -> col", "b: k -> row"],),
+            (["b: k -> row", "a: k -> col", "n -> col", "m -> row"],),
+            ("m -> row, n -> col, a: k -> col, b: k -> row",),
+        ),
+        each(
+            ("layout",),
+            (["m -> row", "n -> col", "a: k -> col"],),
+            (["m -> row", "n -> col", "b: k -> row"],),
+            (["m -> col", "n -> row", "a: k -> row", "b: k -> col"],),
+        ),
+    ),
+    ("05", 1): (
+        by_position("1110", "1110", "1110"),
+        by_position("0001", "1111", "2221"),
+    ),
+    ("05", 2): (
+        mended(
+            "broken",
+            HURRY,
+            "{ batch -> data, hidden -> tp }",
+            "{ hidden -> tp, batch -> data }",
+            "{ batch -> data, hidden -> tp, model -> none }",
+        ),
+        mended(
+            "broken",
+            HURRY,
+            "{ batch -> data, model -> tp }",
+            "{ batch -> data }",
+            "{ hidden -> tp }",
+        ),
+    ),
+    ("05", 3): (
+        each(("rule",), ("y: seq -> tp",), ("y: seq->tp",), ("y: seq -> (tp)",)),
+        each(("rule",), ("y: model -> tp",), ("y: batch -> tp",), ("x: seq -> tp",)),
+    ),
     ("09", 0): (
         each(("rows_needed",), (319,), (319.0,), (318.2,)),
         each(("rows_needed",), (295,), (4096,), (0,)),
