@@ -43,9 +43,15 @@ parse.parse = functools.lru_cache(maxsize=512)(parse.parse.__wrapped__)
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from going through all that is there, again and again."""
+    """Keep the garbage collector from going through all that is there, again and again.
+
+    Every search asks whether anything is frozen. Python answers by walking through all of it, which
+    is millions of objects where thousands of tests are collected: two seconds a search.
+    """
     gc.collect()
     gc.freeze()
+    frozen = gc.get_freeze_count()
+    gc.get_freeze_count = lambda: frozen
 
 
 def pytest_sessionfinish() -> None:
