@@ -41,7 +41,7 @@ def ampnet(devices: int, micro: int, active: int = 0, times: Times | None = None
     in_flight=HELD_1F1B,
 )
 def pipedream(devices: int, micro: int) -> Rows:
-    """Asynchronous 1F1B; a pass pair reads one version.
+    """Asynchronous 1F1B; both passes read one version.
 
     Every backward pass is followed by an update, and reads the version that its forward pass read.
     Stage s keeps D - s versions for that.
