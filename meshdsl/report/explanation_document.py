@@ -513,7 +513,7 @@ def held(memory: Mapping[str, int]) -> Iterator[Item]:
     yield _headed("Memory per device:", f"{human(memory['peak'])} at its peak")
     words = {**KINDS, "activations": f"activations, line {memory['peak_line']}"}
     if memory["grads_later"]:
-        words["grads"] = f"gradients (later {human(memory['grads'])})"
+        words["grads"] = f"gradients (in all {human(memory['grads'])})"
     amounts = at_peak(memory)
     shown = (kind for kind in KINDS if memory[kind] or kind == "activations")
     yield from _amounts([("", words[kind], amounts[kind]) for kind in shown])
