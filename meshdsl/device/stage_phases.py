@@ -499,7 +499,9 @@ class _PhaseAssignment:
 
 def _named(var: Var) -> str:
     """A variable in a message."""
-    return f"`{var.value.label}`" if var.value.name else f"the result of `{var.hint}`"
+    if not var.value.name:
+        return f"the result of `{var.hint}`"
+    return f"{'the gradient ' if var.value.is_gradient else ''}`{var.value.label}`"
 
 
 def read_in(reader: Node, part: StagePhase, var: Var) -> StagePhase:

@@ -165,8 +165,8 @@ def _wrong_size(said: str, slide: Slide, number: int, attrs: kit.Attrs, back: bo
     fine, coarse = slide.fine, slide.coarse
     if back:
         message = (
-            f"`{said}` of {coarse.size} positions along `{coarse}` cannot make the {fine.size} "
-            f"elements of `{fine}`, whose windows would have {number} positions"
+            f"`{said}` needs {coarse.size} windows in `{fine}`, one for each position of "
+            f"`{coarse}`; its {fine.size} elements have {number}"
         )
         least = (coarse.size - 1) * slide.stride + slide.reach + 1 - 2 * slide.before
         least = coarse.size * slide.stride if attrs["pad"] == "same" else least
