@@ -113,6 +113,7 @@ class Handler(BaseHTTPRequestHandler):
         """A question in JSON."""
         play = self.play
         jobs = {path: partial(play.ask, path) for path in PATHS}
+        routes: dict[str, Callable[[Any], object]]
         routes = {**jobs, "/colours": runs_of, "/save": play.save}
         self._answer({path: partial(self._asked, ask) for path, ask in routes.items()})
 

@@ -24,11 +24,11 @@ def compared(source: Source, options: Options, others: Sequence[PageColumn]) -> 
     """
     diagnostics = Diagnostics()
     compilation = Compilation(source, options, diagnostics)
-    others = diagnostics.of(lambda: list(others or _on_the_mesh(compilation))) or []
-    document = diagnostics.of(lambda: _document(compilation, others))
+    beside = diagnostics.of(lambda: list(others or _on_the_mesh(compilation))) or []
+    document = diagnostics.of(lambda: _document(compilation, beside))
     units = Units(source.text)
     return {
-        "columns": others,
+        "columns": beside,
         "diagnostics": [diagnostic_of(d, source, units) for d in diagnostics],
         "html": HTMLWriter(classes=True).write(document or ()),
     }

@@ -266,9 +266,8 @@ def test_the_page_asks_its_worker_and_its_address_has_the_program(browser: Any, 
     assert (address, text) == (site, TEXT)
     assert "2 collectives send 64 KiB per device." in said
     for tab, shown in (("tab-compare", "compared"), ("search", "layouts")):
-        table = f"return document.querySelectorAll('#{shown} td').length"
         browser.execute_script(f"document.getElementById('{tab}').click()")
-        until(lambda table=table: browser.execute_script(table) > 5)
+        until(partial(browser.find_elements, "css selector", f"#{shown} td"))
     browser.execute_script(TYPE_OVER, EDITED)
     said, address, _ = until(lambda: (s := settled(browser))[1] != site and s)
     assert "send 32 KiB per device." in said

@@ -416,13 +416,15 @@ def test_what_is_found_can_be_used_and_compared(served: Served) -> None:
 
 def test_where_nothing_can_be_compared_or_searched_is_said() -> None:
     broken = TEXT.replace("(h, v", "(hh, v")
-    for path, more in (("/search", {}), ("/compare", {"columns": []})):
-        job = job_of(path, QUESTION | {"text": broken} | more, "f", Options())  # type: ignore[typeddict-item]
+    for path, more in JOBS.items():
+        question: Any = QUESTION | {"text": broken} | more
+        job = job_of(path, question, "f", Options())
         found: Any = Jobs().answer(job)
         assert [d["code"] for d in found["diagnostics"]] == ["MD0102"]
     for columns in ([{"kind": "layout", "name": "a"}] * 7, [{"kind": "mesh", "name": "a"}], [1]):
+        question = QUESTION | {"columns": columns}
         with pytest.raises(HTTPRefused):
-            job_of("/compare", QUESTION | {"columns": columns}, "f", Options())  # type: ignore[typeddict-item]
+            job_of("/compare", question, "f", Options())
 
 
 # --- the command -----------------------------------------------------------------------------
