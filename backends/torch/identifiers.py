@@ -271,7 +271,7 @@ def _in_turn(
     makers = {v: node.name for node in nodes for v in node.makes}
     added = {n.out: n.into for n in nodes if n.into is not None and n.adds and n.into in makers}
     in_turn: dict[Var, list[Var]] = {}
-    written = over | added
+    written = {**over, **added}
     for new, old in ((v, written[v]) for v in makers if v in written):
         if old.name not in shared or not old.value.name:
             in_turn[new] = in_turn.setdefault(old, [old])
