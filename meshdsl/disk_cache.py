@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 MOST_FILES = 1000
-"""The most files of one kind; beyond it the least recently used are removed."""
+"""The most files of one kind; beyond it the least recently used are removed, an eighth at once."""
 
 MOST_BYTES = 1 << 26
 """The most bytes of a file that is read."""
@@ -129,8 +129,10 @@ def _digest(written: str) -> str:
 
 
 def _drop_oldest(where: Path) -> None:
-    if len(os.listdir(where)) <= MOST_FILES:
-        return  # mostly: to look at every file takes longer than to write one
-    kept = sorted(where.glob("*.json"), key=lambda path: path.lstat().st_mtime, reverse=True)
-    for path in kept[MOST_FILES:]:
-        path.unlink()
+    """Remove what is too much. Looking at the time of each file takes longer than a write."""
+    names = [name for name in os.listdir(where) if name.endswith(".json")]
+    if len(names) > MOST_FILES:
+        kept = [where / name for name in names]
+        kept.sort(key=lambda path: path.lstat().st_mtime, reverse=True)
+        for path in kept[MOST_FILES - MOST_FILES // 8 :]:
+            path.unlink()
