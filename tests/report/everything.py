@@ -38,13 +38,16 @@ def described(path: str, options: Options) -> dict[str, str]:
     return {"program": made.text, "report": report}
 
 
+def everything(every: int, first: int, step: int) -> dict[str, dict[str, str]]:
+    """The requested part, by file and layout."""
+    chosen = list(choices())[::every][first::step]
+    return {f"{path} {o.layout or o.sbp}": described(path, o) for path, o in chosen}
+
+
 def main() -> None:
     """Compile the requested part, and print the results."""
     look_seldom()
-    every, first, step = map(int, sys.argv[1:])
-    chosen = list(choices())[::every][first::step]
-    found = {f"{path} {o.layout or o.sbp}": described(path, o) for path, o in chosen}
-    json.dump(found, sys.stdout, sort_keys=True)
+    json.dump(everything(*map(int, sys.argv[1:])), sys.stdout, sort_keys=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from meshdsl.backends.torch.preamble import RUNTIME
 from tests.compiling import compile_text
 from tests.covering import some
 from tests.project import ROOT, examples
+from tests.report.everything import everything
 from tests.report.golden import CASES as EVERY_CASE
 from tests.report.golden import Case, made
 from tests.waiting import ended, started
@@ -40,33 +40,29 @@ EVERY = 1 if "MESHDSL_CASES" in os.environ else 60
 """Of how many cases one is compiled several times."""
 
 
-def _everything(home: Path, seed: str, *parts: tuple[int, int]) -> dict[str, Any]:
-    """The emissions of all examples by one process for each part, in a folder of their own."""
+def _folder(home: Path) -> Path:
+    """A folder with the examples."""
     for path in examples():
         copy = home / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    commands = [
-        (sys.executable, "-m", "tests.report.everything", *map(str, (EVERY, first, step)))
-        for first, step in parts
-    ]
-    own = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": seed}
-    with started(*commands, cwd=home, env=os.environ | own, stdout=subprocess.PIPE) as processes:
-        found: dict[str, Any] = {}
-        for text in ended(processes):
-            found |= json.loads(text)
-    return found
+    return home
 
 
 @pytest.mark.timeout(1800)  # a machine that is busy besides takes several times as long
-def test_the_same_bytes_everywhere(tmp_path: Path) -> None:
+def test_the_same_bytes_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Independent of the folder, the order, the seed of hashes, and the load of the machine."""
-    quiet = _everything(tmp_path / "here", "1", (0, 1))
-    parts = [(-part, -2) for part in (1, 2)]  # at once, on cores that are fewer
-    busy = _everything(tmp_path / "some where", "2", *parts)
-    assert quiet.keys() == busy.keys()
-    assert len(quiet) > 80 / EVERY
-    assert [name for name in quiet if quiet[name] != busy[name]] == []
+    monkeypatch.chdir(_folder(tmp_path / "here"))
+    backwards = (sys.executable, "-m", "tests.report.everything", str(EVERY), "-1", "-1")
+    own = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "2"}
+    other = {"cwd": _folder(tmp_path / "some where"), "env": os.environ | own}
+    with started(backwards, **other, stdout=subprocess.PIPE) as processes:
+        here = everything(EVERY, 0, 1)  # meanwhile, in a process that has compiled other programs
+        (text,) = ended(processes)
+    there = json.loads(text)
+    assert here.keys() == there.keys()
+    assert len(here) > 80 / EVERY
+    assert [name for name in here if here[name] != there[name]] == []
 
 
 @pytest.fixture(scope="module")
