@@ -223,6 +223,6 @@ def _interrupted(ending: Ending) -> Diagnostic:
         help = "nothing was kept: `--checkpoint DIR` would have kept it"
         return Diagnostic("MD0722", message, severity="note", help=help)
     fixes = (give("--resume", safe=False),)
-    help = advice(fixes, "the same command then goes on from there")
+    told = advice(fixes, "the same command then goes on from there")
     message = f"{message}: {ending.checkpoint}"
-    return Diagnostic("MD0722", message, severity="note", help=help, fixes=fixes)
+    return Diagnostic("MD0722", message, severity="note", help=told, fixes=fixes)

@@ -120,9 +120,9 @@ class AssignmentBuilder:
             if not param.type.has(loop.name):
                 message = f"every iteration over `{loop.name}` would assign `{param.label}`"
                 where = Related(param.span, f"this is {param.type}")
-                fixes = of_each_iteration(node.span, param.span) + after_loop(node.span)
-                help = advice(fixes) or "declare it in the loop, or assign it after the loop"
-                fail("MD0139", message, node.name.span, where, help=help, fixes=fixes)
+                ways = of_each_iteration(node.span, param.span) + after_loop(node.span)
+                told = advice(ways) or "declare it in the loop, or assign it after the loop"
+                fail("MD0139", message, node.name.span, where, help=told, fixes=ways)
 
     def _typed(
         self, state: Value, operand: Operand, node: ast.UpdateStatement, scope: Scope

@@ -117,9 +117,9 @@ def _micro(call: ast.CallExpr, declarations: Declarations, table: Verified | Non
         text = f"{name}[{dim}]({number.span.text}{options})"
         fixes = written_anew(call.span, text) if dim in declarations.dims else ()
         why = "without a number too, those are taken that `accumulate` counts"
-        help = advice(fixes, why) if fixes else f"name it: `{text}`; {why}"
+        told = advice(fixes, why) if fixes else f"name it: `{text}`; {why}"
         message = "which dim is cut into micro-batches is not said"
-        fail("MD0535", message, number.span, help=help, fixes=fixes)
+        fail("MD0535", message, number.span, help=told, fixes=fixes)
     if call.args:
         return declared_integer(call.args[0], declarations, MOST)
     if not dims:
