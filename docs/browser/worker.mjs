@@ -21,7 +21,7 @@ const largeEnough = (snapshot) => async (settings) => {
 };
 
 const load = async () => {
-  postMessage({ progress: "Loading Python and the compiler, 33 MB …" });
+  postMessage({ progress: "Loading Python and the compiler, 36 MB …" });
   const snapshot = read("snapshot.gz");
   const [python, files, highs] = await Promise.all([
     loadPyodide({ indexURL: here, _loadSnapshot: snapshot, createPyodideModule: largeEnough(snapshot) }),

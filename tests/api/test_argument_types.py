@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +13,13 @@ import pytest
 import meshdsl as md
 from meshdsl.api.argument_types import WORDS
 
-batch, wide = md.dims(batch=4, wide=4)
-
-
-@md.program
-def squares(x: md.Tensor[batch, wide]) -> md.Tensor:
-    return x * x
+mlp = md.load(Path(__file__).parents[2] / "examples" / "mlp.mdsl", dims={"batch": 8})
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    "compile": lambda **named: squares.compile({"rows": 2}, **named),
-    "search": lambda **named: squares.search({"rows": 2}, **named),
-    "advise": lambda **named: squares.advise({"rows": 2}, **named),
+    "compile": lambda **named: mlp.compile({"rows": 2, "cols": 2}, **named),
+    "search": lambda **named: mlp.search({"rows": 2, "cols": 2}, **named),
+    "advise": lambda **named: mlp.advise({"rows": 2, "cols": 2}, **named),
     "schedule": lambda **named: md.schedule("gpipe", **{"stages": 2, "batch": 4, **named}),
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -48,12 +44,12 @@ def test_a_list_is_refused_or_taken(name: str, argument: str) -> None:
 
 def test_the_message_says_what_is_taken() -> None:
     with pytest.raises(md.ProgramError) as raised:
-        squares.search({"rows": 2}, fix=3)  # type: ignore[arg-type]
+        mlp.search({"rows": 2, "cols": 2}, fix=3)  # type: ignore[arg-type]
     (said,) = raised.value.diagnostics
     assert said.code == "MD0815"
     assert said.message == "`fix` takes a layout or text or `None`, not `3`"
 
 
 def test_a_layout_is_a_text_of_rules() -> None:
-    of_text = squares.search({"rows": 2}, fix="{ batch -> rows }")
-    assert squares.search({"rows": 2}, fix=md.layout(batch="rows")).layout == of_text.layout
+    of_text = mlp.search({"rows": 2, "cols": 2}, fix="{ batch -> rows }")
+    assert mlp.search({"rows": 2, "cols": 2}, fix=md.layout(batch="rows")).layout == of_text.layout

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ FILES: dict[str, str | bytes] = {
 }
 
 ZEROS = np.zeros((4, 4), np.float32)
-ARRAYS: dict[str, dict[str, np.ndarray]] = {
+ARRAYS: dict[str, dict[str, Any]] = {
     "p.npz": {"w": ZEROS},
     "wide.npz": {"w": np.full((4, 4), 0.1)},
     "tall.npz": {"w": np.zeros((6, 4), np.float32)},
