@@ -134,8 +134,7 @@ class Variables:
         """The identifier of a variable, which is taken from here on."""
         if var in self._again:
             self._again.remove(var)
-            if self._is_in_use(self.chosen.get(var.name), var.name):
-                del self.chosen[var.name]
+            self._take_again(var)
         if var.name not in self.chosen:
             in_turn = [v for v in self._in_turn.get(var.name, (var,)) if v.name not in self.chosen]
             name = self._chosen(self._reduced_to.get(in_turn[-1].name, in_turn[-1]))
@@ -144,6 +143,15 @@ class Variables:
             # Several may get theirs before the first is assigned: those that one bucket brings.
             self._busy[name], self._last[name] = self.until.get(var, self.now), var
         return self.chosen[var.name]
+
+    def _take_again(self, var: Var) -> None:
+        """Give a variable its identifier again, unless another that is read later has it."""
+        identifier = self.chosen.get(var.name)
+        if self._is_in_use(identifier, var.name):
+            del self.chosen[var.name]
+        elif identifier is not None:
+            self._local.add(self.names.taken(identifier))
+            self._busy[identifier], self._last[identifier] = self.until.get(var, self.now), var
 
     def _is_in_use(self, identifier: str | None, name: str) -> bool:
         """Whether others than those of a name have an identifier, and are read later."""

@@ -62,7 +62,7 @@ from meshdsl.device.stored_blocks import home_of, of_other_stages
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import every
 from meshdsl.ir.program import every as every_node
-from meshdsl.ir.rewrite import reads_of
+from meshdsl.ir.rewrite import free, reads_of
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.placements import Mesh
@@ -503,8 +503,7 @@ class MemoryWalk:
         on_stage, passes, self.passing = node.on(stage), {}, True
         for kind, parts in node.passes.items():
             later = [n for n, p in zip(on_stage.body, on_stage.parts, strict=True) if p > parts[-1]]
-            read_later = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
-            passes[kind] = self._pass(node, parts, names | read_later)
+            passes[kind] = self._pass(node, parts, names | _read_by(later))
         assert self.held.now == begun, "a micro-batch leaves memory behind"
         self.chunk, self.passing = 0, False
         return passes
@@ -600,6 +599,15 @@ _KINDS = {
     "state": MemoryKind.UPDATES,
 }
 """By the role of a value, what the memory of a variable is for that is not stored."""
+
+
+def _read_by(nodes: Iterable[Node]) -> set[str]:
+    """The names of the variables that statements read before they make them anew."""
+    read, made = set[str](), set[str]()
+    for node in nodes:
+        read |= {v.name for v in free(node)} - made
+        made |= {v.name for v in node.makes}
+    return read
 
 
 class _Versions:
