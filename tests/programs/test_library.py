@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.backends.engines.in_process import run_local
 from meshdsl.named.ir import walk
 from meshdsl.named.prelude import library
+from meshdsl.pipeline import Compilation
 from tests.compiling import compile_text, named, run_text
 from tests.covering import in_turn
 
@@ -45,6 +48,18 @@ program test(x[group, token, experts], noise[group, token]) {{
 }}
 """
 LAYOUTS = ("whole", "experts", "tokens")
+
+
+@functools.cache
+def compiled(text: str, layout: str) -> Compilation:
+    """A program under a layout, which several tests run."""
+    return compile_text(text, layout=layout)
+
+
+def outputs(text: str, inputs: dict[str, Any], layout: str) -> dict[str, Any]:
+    """What a program yields under a layout."""
+    emitted = compiled(text, layout).emitted
+    return run_local(emitted.text, inputs, lines=emitted.places).outputs
 
 
 def text(call: str, slot: int = 2, choice: int = 2) -> str:
@@ -94,7 +109,7 @@ def test_top2_gating_is_gshards(kind, slot):
     expected = [gating(*group, slot) for group in zip(x.astype(np.float64), noise, strict=True)]
     for layout in LAYOUTS:
         program = text(CALLS["top2_gating"], slot)
-        found = run_text(program, {"x": x, "noise": noise}, layout=layout)
+        found = outputs(program, {"x": x, "noise": noise}, layout)
         np.testing.assert_allclose(found["combine"], [e[0] for e in expected], atol=1e-6)
         np.testing.assert_array_equal(found["dispatch"], [e[1] for e in expected])
         np.testing.assert_allclose(found["loss"], np.mean([e[2] for e in expected]), rtol=1e-5)
@@ -109,7 +124,7 @@ def test_top_k_gating_is_the_same_for_any_number(choices):
     ]
     for layout in ("whole", "experts"):
         program = text(CALLS["top_k_gating"], 3, choices)
-        found = run_text(program, {"x": x, "noise": nothing}, layout=layout)
+        found = outputs(program, {"x": x, "noise": nothing}, layout)
         np.testing.assert_allclose(found["combine"], [e[0] for e in expected], atol=1e-6)
         np.testing.assert_array_equal(found["dispatch"], [e[1] for e in expected])
         np.testing.assert_allclose(found["loss"], np.mean([e[2] for e in expected]), rtol=1e-5)
@@ -120,7 +135,7 @@ def test_routing_is_the_gating_as_indices(choices):
     x = np.round(np.random.default_rng(6).normal(size=(2, 8, 4))).astype(np.float32)
     for layout in LAYOUTS:
         names = ("top_k_gating", "top_k_routing")
-        both = [run_text(text(CALLS[n], 3, choices), {"x": x}, layout=layout) for n in names]
+        both = [outputs(text(CALLS[n], 3, choices), {"x": x}, layout) for n in names]
         gating, routing = both
         shares = np.zeros((2, 8, 12))
         for group, token in np.ndindex(2, 8):
