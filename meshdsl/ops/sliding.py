@@ -250,15 +250,17 @@ def spread_back(
     names, shape = call.outs[0].names, call.local(call.outs[0]).shape
     out = np.zeros(shape, dtype)
     for tap, part in parts:
-        into, of = [np.arange(n) for n in shape], [np.arange(n) for n in part.shape]
+        into, of = {}, {}
         for t, slide in zip(tap, windows, strict=True):
-            at = names.index(slide.fine.name)
-            first = call.start(0, slide.coarse.name) * slide.stride - slide.before
-            element = first + np.arange(part.shape[at]) * slide.stride + t * slide.dilation
-            element -= call.offset(slide.fine.name)
-            of[at] = np.flatnonzero((element >= 0) & (element < shape[at]))
-            into[at] = element[of[at]]
-        out[np.ix_(*into)] += part[np.ix_(*of)]
+            at, stride = names.index(slide.fine.name), slide.stride
+            first = call.start(0, slide.coarse.name) * stride - slide.before
+            first += t * slide.dilation - call.offset(slide.fine.name)
+            # The positions whose element is here: neither before the first one nor after the last.
+            low = max(0, -(first // stride))
+            high = max(low, min(part.shape[at], -((first - shape[at]) // stride)))
+            of[at] = slice(low, high)
+            into[at] = slice(first + low * stride, first + high * stride, stride)
+        out[_along(out.ndim, into)] += part[_along(part.ndim, of)]
     return out
 
 
