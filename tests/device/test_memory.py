@@ -39,6 +39,7 @@ NMT = (Path(__file__).parents[2] / "examples" / "nmt.mdsl").read_text()
 TEXTS = {"mlp": MLP, "lm": LM, "recomputed": RECOMPUTED, "nmt": NMT}
 
 LONG = {"batch": 32, "seq": 128}
+LONG_ROWS = {"batch": 8, "seq": 128}
 WORDS = {"source": 20, "target": 20, "model": 128, "hidden": 256}
 WIDE = {"batch": 8, "seq": 32, "model": 256, "hidden": 1024, "heads": 4, "key": 64, "layers": 5}
 
@@ -55,7 +56,7 @@ PROGRAMS: dict[str, tuple[str, str, str, str, Dims]] = {
     "wide layers": ("lm", "adamw(clip=1.0)", "data:2,tp:2", "megatron", WIDE),
     "layers, split": ("lm", "adamw()", "data:4", "zero3", WIDE),
     "layers, several batches": ("lm", "adamw(accumulate=3)", "data:4", "zero2", WIDE),
-    "layers in bf16": ("lm", 'adamw(accumulate=4, compute="bf16")', "data:4", "zero3", LONG),
+    "layers in bf16": ("lm", 'adamw(accumulate=4, compute="bf16")', "data:4", "zero3", LONG_ROWS),
     "recomputed layers": ("recomputed", "adamw()", "data:4", "data_parallel", LONG),
     "state after state": ("nmt", "adamw()", "data:1", "sentences", WORDS),
     "recomputed, wide": ("recomputed", 'adamw(compute="bf16")', "data:4", "zero2", WIDE),
