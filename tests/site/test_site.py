@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 import meshdsl as md
 from docs._ext.generated import filled
-from docs._ext.sections import LONG, height, parts, text_of
+from docs._ext.sections import LONG, height, parts
 from meshdsl.api.signatures import RATES, names
 from meshdsl.codes import CODES
 from meshdsl.named.from_syntax import INITS
@@ -27,8 +28,31 @@ from tests.project import ROOT, copy_tree, tracked
 
 SOURCES = {".md", ".ipynb"}
 FOLDERS = {"docs", "editors", "examples", "grammar"}
-NO_TORCH = "import sys; sys.modules['torch'] = None; "
-"""Building looks at programs and runs none."""
+BUILD = """
+import sys
+sys.modules["torch"] = None  # building looks at programs and runs none
+import gc
+gc.set_threshold(500_000)
+import json
+from pathlib import Path
+from docs._ext import contents
+from sphinx.cmd.build import main
+
+*arguments, kept = sys.argv[1:]
+texts, to_pages = {}, contents.to_pages
+
+def keep(env, page, text):
+    texts[page] = text
+    return to_pages(env, page, text)
+
+contents.to_pages = keep
+code = main(arguments)
+Path(kept).write_text(json.dumps(texts), "utf-8")
+sys.exit(code)
+"""
+"""Builds the site, and keeps the Markdown of each page: the parts that are made take seconds."""
+
+TEXTS = "texts.json"
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +60,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built from a copy of what git tracks."""
     clone = copy_tree(tmp_path_factory.mktemp("clone"))
     out = clone / "build" / "site"
-    begin = f"{NO_TORCH}import gc; gc.set_threshold(500_000); "
-    build = f"{begin}from sphinx.cmd.build import main; sys.exit(main(sys.argv[1:]))"
     options = ["-q", "-n", "-W", "--keep-going", "-c", "docs", "-d", "build/pages"]
     done = subprocess.run(
-        [sys.executable, "-c", build, *options, ".", out],
+        [sys.executable, "-c", BUILD, *options, ".", out, f"build/{TEXTS}"],
         cwd=clone,
         capture_output=True,
         text=True,
@@ -170,14 +192,8 @@ def test_no_page_is_too_long_to_scroll_through(site: Path) -> None:
 
 def texts(site: Path) -> dict[str, str]:
     """The Markdown of every page, as the site has it."""
-    clone = site.parent.parent
-    written = {p.relative_to(clone).as_posix() for p in clone.rglob("*.md")}
-    shown = {name for name in written if (site / name).with_suffix(".html").exists()}
-    return {
-        name: text_of(name.removesuffix(".md"))
-        or filled((clone / name).read_text(encoding="utf-8"))
-        for name in shown
-    }
+    kept = json.loads((site.parent / TEXTS).read_text(encoding="utf-8"))
+    return {name: text for name, text in kept.items() if (site / f"{name}.html").exists()}
 
 
 # --- what is generated ---------------------------------------------------------------------------
