@@ -166,7 +166,7 @@ def _wrong_size(said: str, slide: Slide, number: int, attrs: kit.Attrs, back: bo
     if back:
         message = (
             f"`{said}` needs {coarse.size} windows in `{fine}`, one for each position of "
-            f"`{coarse}`; its {fine.size} elements have {number}"
+            f"`{coarse}`; `{fine}` has {fine.size} elements, enough for {number}"
         )
         least = (coarse.size - 1) * slide.stride + slide.reach + 1 - 2 * slide.before
         least = coarse.size * slide.stride if attrs["pad"] == "same" else least

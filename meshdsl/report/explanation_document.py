@@ -384,8 +384,8 @@ def _unit(c: CollectiveFacts) -> str:
 
 
 def _bucket(c: CollectiveFacts) -> str:
-    """The text `3 tensors in one bucket`; empty for a collective on one tensor."""
-    return f"{counted(len(c['parts']), 'tensor')} in one bucket" if c["parts"] else ""
+    """The text `3 tensors sent together`; empty for a collective on one tensor."""
+    return f"{counted(len(c['parts']), 'tensor')} sent together" if c["parts"] else ""
 
 
 def _parts(c: CollectiveFacts) -> list[tuple[str, str]]:
@@ -513,7 +513,7 @@ def held(memory: Mapping[str, int]) -> Iterator[Item]:
     yield _headed("Memory per device:", f"{human(memory['peak'])} at its peak")
     words = {**KINDS, "activations": f"activations, line {memory['peak_line']}"}
     if memory["grads_later"]:
-        words["grads"] = f"gradients (in all {human(memory['grads'])})"
+        words["grads"] = f"gradients so far (of {human(memory['grads'])})"
     amounts = at_peak(memory)
     shown = (kind for kind in KINDS if memory[kind] or kind == "activations")
     yield from _amounts([("", words[kind], amounts[kind]) for kind in shown])
