@@ -33,8 +33,10 @@ class Change:
         if self.before is None or self.after is None:
             return f"{'+' if self.after else '-'} {self.after or self.before}"
         now = self.after
-        axes = (", ".join(now.axes) or "none") if isinstance(now, SearchRule) else str(now)
-        return f"{self.before}, now {axes}"
+        if not isinstance(now, SearchRule):
+            return f"{self.before}, now {now}"
+        axes = ", ".join(now.axes) or "none"
+        return f"{self.before}, now {f'({axes})' if len(now.axes) > 1 else axes}"
 
 
 def started(problem: Problem) -> Candidate:
