@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import pickle
@@ -143,10 +144,24 @@ def small(tmp_path):
     return tmp_path, tensors, specs
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """What is saved of so many tensors under placements on one mesh: once for all that read it."""
+
+    @functools.cache
+    def made(mesh, count, a, b):
+        specs = placed(MESHES[mesh], count, 1, {"a": a, "b": b})
+        tensors, folder = whole(specs), tmp_path_factory.mktemp("saved")
+        save(folder, 20, tensors, specs, MESHES[mesh])
+        return folder, tensors
+
+    return made
+
+
 @pytest.mark.parametrize("after", MESHES)
 @pytest.mark.parametrize("before", MESHES)
-def test_any_placement_reloads_under_any_other(tmp_path, before, after):
-    reloaded(tmp_path, before, after, DIMS)
+def test_any_placement_reloads_under_any_other(saved, before, after):
+    reloaded(saved, before, after, DIMS)
 
 
 def test_parts_of_a_sum_go_on_where_they_were_and_elsewhere_as_their_sum(tmp_path):
@@ -167,21 +182,20 @@ def test_parts_of_a_sum_go_on_where_they_were_and_elsewhere_as_their_sum(tmp_pat
 
 @pytest.mark.parametrize("dims", [{"a": 5, "b": 7}, {"a": 3, "b": 1}], ids=str)
 @pytest.mark.parametrize(("before", "after"), [("4", "2x2"), ("2x2", "2x2x2"), ("2x2x2", "4")])
-def test_blocks_of_several_sizes_reload_under_any_other(tmp_path, before, after, dims):
-    reloaded(tmp_path, before, after, dims)
+def test_blocks_of_several_sizes_reload_under_any_other(saved, before, after, dims):
+    reloaded(saved, before, after, dims)
 
 
-def reloaded(tmp_path, before, after, dims):
+def reloaded(saved, before, after, dims):
     """What is saved under all placements on one mesh comes back under those on another."""
     old, new = MESHES[before], MESHES[after]
     count = max(len(list(splits(old))), len(list(splits(new)))) + 3
-    specs, wanted = placed(old, count, 1, dims), placed(new, count, 5, dims)
-    tensors = whole(specs)
-    save(tmp_path, 20, tensors, specs, old)
-    found = found_in(tmp_path)
+    wanted = placed(new, count, 5, dims)
+    folder, tensors = saved(before, count, *dims.values())
+    found = found_in(folder)
     assert (found.step, found.meta, found.skipped) == (20, META, ())
     ranks = range(math.prod(new.values()))
-    held = loaded(tmp_path, found, wanted, new, ranks)
+    held = loaded(folder, found, wanted, new, ranks)
     expected = cut(tensors, wanted, new)
     for rank in ranks:
         assert list(held[rank]) == list(wanted)
