@@ -6,12 +6,13 @@ import functools
 import random
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from meshdsl.cluster.profile import Level
 from meshdsl.cluster.timing import Time, Timing
-from meshdsl.device.ir import Collective, Compute, Move, Start, Wait
+from meshdsl.device.ir import Collective, Compute, DeviceProgram, Move, Start, Wait
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import every
@@ -70,14 +71,22 @@ def consistent(timeline: Timeline) -> None:
     assert 0 < timeline.mfu < 1
 
 
+@functools.cache
+def staged(layers: int | None = None, **options: Any) -> tuple[DeviceProgram, list[int]]:
+    """A pipeline, and the peak of each stage that its report says."""
+    sizes = {} if layers is None else {"layers": layers}
+    chosen = Options(set_dims=sizes, **options)
+    program = compile_source(source(PIPELINE.example), chosen, Diagnostics()).device
+    report = explain(program)["pipeline"]
+    return program, report["peak"]
+
+
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1", "gpipe"])
 @pytest.mark.parametrize("link", [LINKS, SLOW], ids=["fast links", "slow links"])
 def test_every_stage_of_a_pipeline(link: Level, schedule: str) -> None:
     """Memory is that of the report, and the last stages send in one direction alone."""
-    options = Options(layout=PIPELINE.layout, schedule=f"{schedule}[batch](4)")
-    program = compile_source(source(PIPELINE.example), options, Diagnostics()).device
+    program, peaks = staged(layout=PIPELINE.layout, schedule=f"{schedule}[batch](4)")
     timing = flat(program, link=link)
-    peaks = explain(program)["pipeline"]["peak"]
     each = [simulate(program, timing, stage=stage) for stage in range(len(peaks))]
     sent = []
     for timeline, peak in zip(each, peaks, strict=True):
@@ -96,11 +105,10 @@ def test_every_stage_of_a_pipeline(link: Level, schedule: str) -> None:
 @pytest.mark.parametrize("link", [LINKS, SLOW], ids=["fast links", "slow links"])
 def test_every_device_where_each_stage_is_on_two(link: Level) -> None:
     """Both devices of a pair do the same: half of the micro-batches on either stage."""
-    options = Options(
-        mesh="pipe:4", layout=PIPELINE.layout, schedule="chimera[batch](8)", set_dims={"layers": 4}
+    program, peaks = staged(
+        mesh="pipe:4", layout=PIPELINE.layout, schedule="chimera[batch](8)", layers=4
     )
-    program = compile_source(source(PIPELINE.example), options, Diagnostics()).device
-    timing, peaks = flat(program, link=link), explain(program)["pipeline"]["peak"]
+    timing = flat(program, link=link)
     each = [simulate(program, timing, stage=device) for device in range(4)]
     sent = []
     for timeline, peak in zip(each, peaks, strict=True):
