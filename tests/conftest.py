@@ -45,8 +45,8 @@ parse.parse = functools.lru_cache(maxsize=512)(parse.parse.__wrapped__)
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from going through all that is there, again and again.
 
-    Every search asks whether anything is frozen. Python answers by walking through all of it, which
-    is millions of objects where thousands of tests are collected: two seconds a search.
+    Every search asks whether anything is frozen. Python answers by walking through all of it: a
+    million objects here, and later all that there is when a test begins a notebook.
     """
     gc.collect()
     gc.freeze()
