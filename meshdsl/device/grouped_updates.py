@@ -18,6 +18,7 @@ from meshdsl.device.aliases import copied_first
 from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Pipeline, Var, Wait
 from meshdsl.device.liveness import is_constant, overwrites
 from meshdsl.device.memory import memory
+from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import reads_of
 from meshdsl.ir.types import LARGE
@@ -34,9 +35,17 @@ def grouped_updates(program: DeviceProgram) -> DeviceProgram:
     for waits, is_narrow in product((True, False), (False, True)):
         grouping = _Grouping(program, is_narrow, waits)
         grouped = replace(program, body=grouping.block(program.body))
-        if not grouping.needs_room or memory(grouped)["peak"] <= memory(program)["peak"]:
+        if not grouping.needs_room or _takes_no_more(grouped, program):
             return grouped if grouping.found else program
     return program
+
+
+def _takes_no_more(grouped: DeviceProgram, program: DeviceProgram) -> bool:
+    """Whether updates in groups need no more memory; no, where it cannot be counted (MD0106)."""
+    try:
+        return memory(grouped)["peak"] <= memory(program)["peak"]
+    except DiagnosticError:
+        return False
 
 
 @dataclass(slots=True)
