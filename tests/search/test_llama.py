@@ -41,8 +41,9 @@ def test_the_published_classes_are_the_fastest(sizes: dict[str, int], published:
     found = {layout: seconds(layout, **sizes) for layout in LAYOUTS}
     assert min(found, key=found.__getitem__) == published
     # The columns of every product, as Megatron has them, are the conventional recipe. Beside groups
-    # of heads, and for rows that are split, masked scores are computed, too.
-    assert found["columns"] > found[published] * 1.01
+    # of heads, and for rows that are split, masked scores are computed, too. A cross-entropy whose
+    # classes are split adds its gradient at the targets, which takes columns less time than it did.
+    assert found["columns"] > found[published] * 1.005
 
 
 def test_the_margin_is_as_small_as_published() -> None:
