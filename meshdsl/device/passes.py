@@ -30,8 +30,9 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
     `stored` says which parameters single devices have, where another program decides that.
     """
     grouped = (grouped_norms, donated_gradients, grouped_updates) if program.updates else ()
-    named = (saved_names,) if program.updates else ()
     moved = _moved() if program.kept else ()
+    # What is kept on the host comes back under a name of its own.
+    named = (saved_names,) if program.updates and not moved else ()
     last = (updated_in_place, *named, in_buckets, *moved, overlapped, *grouped)
     if program.pipe is None:
         return (*((summed_in_place, added_directly) if program.updates else ()), *last)
