@@ -55,3 +55,13 @@ def test_a_name_that_is_read_later_is_not_taken() -> None:
     assert all(name == before for name, before in _taken(TEXT).items())
     returned = _taken(TEXT.replace("return loss", "return loss, x"))
     assert [before[:1] for name, before in returned.items() if name != before] == ["x"]
+
+
+def test_what_is_kept_on_the_host_has_a_name_of_its_own() -> None:
+    text = TEXT.replace("repeat l {", "repeat l { recompute {").replace("  loss =", "}\n  loss =")
+    text = text.replace(
+        "layout staged", "layout away { b -> d, activations: memory = host }\nlayout staged"
+    )
+    inputs = {"x": np.linspace(-1, 2, 16, dtype=np.float32).reshape(4, 4)}
+    whole = run_text(text, inputs, layout="{ b -> none }", mesh="one:1")
+    assert run_text(text, inputs, layout="away")["loss"] == pytest.approx(whole["loss"])
