@@ -132,7 +132,7 @@ def _drop_oldest(where: Path) -> None:
     """Remove what is too much. Looking at the time of each file takes longer than a write."""
     names = [name for name in os.listdir(where) if name.endswith(".json")]
     if len(names) > MOST_FILES:
-        kept = [where / name for name in names]
-        kept.sort(key=lambda path: path.lstat().st_mtime, reverse=True)
-        for path in kept[MOST_FILES - MOST_FILES // 8 :]:
+        paths = [where / name for name in names]
+        paths.sort(key=lambda path: path.lstat().st_mtime, reverse=True)
+        for path in paths[MOST_FILES - MOST_FILES // 8 :]:
             path.unlink()

@@ -140,11 +140,11 @@ class Compilation:
         assert program is not None
         return program
 
-    def _keep(self, found: Diagnostics) -> None:
+    def _keep(self, problems: Diagnostics) -> None:
         """Report what a stage has found; with an error, all that is wrong with the text is told."""
-        if self.known.tree is None and (found.errors or self.diagnostics.errors):
-            found = analyse(self.source, self._chosen).diagnostics
-        self.diagnostics.add(*found)
+        if self.known.tree is None and (problems.errors or self.diagnostics.errors):
+            problems = analyse(self.source, self._chosen).diagnostics
+        self.diagnostics.add(*problems)
         self.diagnostics.raise_all()
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.backends.data.refusals import refuse_arrays, refuse_file
+from meshdsl.backends.data.wrong_data import refuse_arrays, refuse_file
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.against_reference import NOTHING, Reference, TensorComparison
 from meshdsl.backends.engines.asynchronous_reference import replay_of

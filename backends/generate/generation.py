@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.backends.data.refusals import refuse_arrays, refuse_file, rounded_note
+from meshdsl.backends.data.wrong_data import refuse_arrays, refuse_file, rounded_note
 from meshdsl.backends.engines.execution import errors_at, refuse_too_large
 from meshdsl.backends.engines.in_process import (
     Emitted,

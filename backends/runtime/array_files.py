@@ -287,9 +287,9 @@ def _other_sizes(arrays: Mapping[str, Any], specs: Mapping[str, Spec]) -> Mappin
         sized = spec._replace(dims=dict(zip(spec.dims, shape, strict=True)))
         if compare(arrays[name], sized)[0]:
             return NO_SIZES
-    own = {dim: size for spec in specs.values() for dim, size in spec.dims.items()}
+    stated = {dim: size for spec in specs.values() for dim, size in spec.dims.items()}
     surplus = any(name not in specs for name in arrays)
-    return NO_SIZES if surplus else {d: n for d, n in sizes.items() if n != own[d]}
+    return NO_SIZES if surplus else {d: n for d, n in sizes.items() if n != stated[d]}
 
 
 def compare(array: Any, spec: Spec) -> tuple[str, str]:

@@ -10,11 +10,11 @@ def slices(stack: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, ...]:
     """
     if not torch.is_inference_mode_enabled():
         return stack.unbind(dim)  # autograd has to see this call
-    address, kept = stack.__dict__.get("slices", (None, {}))
+    address, by_dim = stack.__dict__.get("slices", (None, {}))
     if address != stack.data_ptr():
-        address, kept = stack.data_ptr(), {}
-        stack.__dict__["slices"] = address, kept
-    if dim not in kept:
-        kept[dim] = stack.data.unbind(dim)  # views of the tensor itself would keep it for ever
-    made: tuple[torch.Tensor, ...] = kept[dim]
-    return made
+        address, by_dim = stack.data_ptr(), {}
+        stack.__dict__["slices"] = address, by_dim
+    if dim not in by_dim:
+        by_dim[dim] = stack.data.unbind(dim)  # views of the tensor itself would keep it for ever
+    sliced: tuple[torch.Tensor, ...] = by_dim[dim]
+    return sliced

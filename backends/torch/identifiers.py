@@ -360,7 +360,5 @@ def _shared(program: DeviceProgram) -> dict[Var, str]:
     """The name of every variable of a program."""
     names = {v: v.name for v in (*program.inputs, *program.params, *program.states)}
     for node in every(program.body):
-        names.update((v, v.name) for v in node.makes)
-        if isinstance(node, DeviceLoop):
-            names.update((v, v.name) for v in node.enters)
+        names.update((v, v.name) for v in (*node.makes, *node.enters))
     return names

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.backends.data.refusals import refuse_arrays, refuse_file, rounded_note
 from meshdsl.backends.data.token_files import token_files
+from meshdsl.backends.data.wrong_data import refuse_arrays, refuse_file, rounded_note
 from meshdsl.backends.runtime.array_files import (
     ArraysRefused,
     Refused,

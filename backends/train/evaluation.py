@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshdsl.backends.data.refusals import rounded_note
+from meshdsl.backends.data.wrong_data import rounded_note
 from meshdsl.backends.engines.execution import errors_at, read_checked, refuse_too_large
 from meshdsl.backends.engines.in_process import (
     Emitted,

@@ -44,7 +44,7 @@ def command(file: File, given: Export) -> None:
 
 
 def _export(made: Compilation, given: Export, diagnostics: Diagnostics) -> None:
-    from meshdsl.backends.data.refusals import rounded_note
+    from meshdsl.backends.data.wrong_data import rounded_note
     from meshdsl.backends.engines.execution import read_checked
     from meshdsl.backends.engines.reference import whole_specs
     from meshdsl.backends.train.described import description

@@ -118,7 +118,7 @@ def run(
 def _run(
     made: Compilation, given: RunOptions, values: InputSource, diagnostics: Diagnostics
 ) -> tuple[Result, Sequence[TensorComparison]]:
-    from meshdsl.backends.data.refusals import rounded_note
+    from meshdsl.backends.data.wrong_data import rounded_note
     from meshdsl.backends.engines import execution as engines
     from meshdsl.backends.engines.against_reference import problems
 

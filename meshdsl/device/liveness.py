@@ -75,8 +75,8 @@ def _left_slices(nodes: tuple[Node, ...]) -> defaultdict[Var, list[Var]]:
             continue  # its passes are functions, and their variables end with them
         shown: dict[Var, Var] = {}
         for item in loop.stacked:
-            stack, made = item.outer, made_by.get(item.outer)
-            if made is None or not (made.is_list or item.inside.local.bytes >= LARGE):
+            stack, source = item.outer, made_by.get(item.outer)
+            if source is None or not (source.is_list or item.inside.local.bytes >= LARGE):
                 shown[item.inside] = stack
         for node in every(loop.body):
             if isinstance(node, Compute) and node.ins and node.ins[0] in shown:
@@ -260,8 +260,7 @@ def unchanged(program: DeviceProgram) -> frozenset[Var]:
             before.update(zip(node.outs, (node.ins[i] for i in overwrites(node)), strict=True))
         elif isinstance(node, Compute) and node.name == "identity":
             before[node.out] = node.ins[0]
-        elif isinstance(node, DeviceLoop):
-            before.update((c.outer, c.stack) for c in node.collected if c.stack is not None)
+        before.update((c.outer, c.stack) for c in node.collected if c.stack is not None)
 
     def first(var: Var) -> Var:
         return first(before[var]) if var in before else var

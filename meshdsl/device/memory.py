@@ -603,10 +603,10 @@ _KINDS = {
 
 def _read_by(nodes: Iterable[Node]) -> set[str]:
     """The names of the variables that statements read before they make them anew."""
-    read, made = set[str](), set[str]()
+    read, defined = set[str](), set[str]()
     for node in nodes:
-        read |= {v.name for v in free(node)} - made
-        made |= {v.name for v in node.makes}
+        read |= {v.name for v in free(node)} - defined
+        defined |= {v.name for v in node.makes}
     return read
 
 

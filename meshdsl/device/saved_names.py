@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Set
 from dataclasses import replace
 
-from meshdsl.device.ir import DeviceLoop, DeviceProgram, Move, Node, Pipeline, Var
+from meshdsl.device.ir import DeviceProgram, Move, Node, Pipeline, Var
 from meshdsl.device.ir import renamed as with_others
 from meshdsl.device.liveness import kept_after
 from meshdsl.ir.program import every
@@ -18,11 +18,11 @@ from meshdsl.ir.rewrite import makes_of, reads_of
 
 def saved_names(program: DeviceProgram) -> DeviceProgram:
     """The program with one name for what one loop saves and another takes, where it is free."""
-    kept, finder = kept_after(program), _NameFinder(program)
-    finder.block(program.body, kept)
+    live_after, finder = kept_after(program), _NameFinder(program)
+    finder.block(program.body, live_after)
     pipeline = program.pipeline
     if pipeline is not None:
-        finder.block(pipeline.body, kept | {*pipeline.ends, *pipeline.enters})
+        finder.block(pipeline.body, live_after | {*pipeline.ends, *pipeline.enters})
     if not finder.new:
         return program
     return replace(program, body=tuple(with_others(node, finder.new) for node in program.body))
@@ -39,7 +39,7 @@ class _NameFinder:
         """Go through the loops of a block; what is `kept` is read after it."""
         first: dict[Hashable, Var] = {}
         for at, node in enumerate(nodes):
-            if not isinstance(node, DeviceLoop) or isinstance(node, Pipeline):
+            if isinstance(node, Pipeline):
                 continue
             same = [(key, var) for key, var in self._same(node) if key in first]
             alike = [(first[key], var) for key, var in same if first[key].local == var.local]
@@ -56,7 +56,7 @@ class _NameFinder:
                 taken.add(old.name)
                 self.new[var] = replace(var, name=old.name, hint=old.hint)
 
-    def _same(self, node: DeviceLoop) -> Iterator[tuple[Hashable, Var]]:
+    def _same(self, node: Node) -> Iterator[tuple[Hashable, Var]]:
         """What a loop takes of lists, and gathers of stacks, by what it is of."""
         stack_of = {s.inside: s.outer for s in node.slices}
         yield from ((outer, inside) for inside, outer in stack_of.items() if outer in self.lists)
@@ -68,7 +68,5 @@ class _NameFinder:
 def _variables(nodes: tuple[Node, ...]) -> Iterator[Var]:
     """All variables in statements."""
     for node in every(nodes):
-        yield from (*reads_of(node), *makes_of(node))
-        if isinstance(node, DeviceLoop):
-            yield from (*node.enters, *node.ends)
-            yield from (v for s in node.slices for v in (s.outer, s.inside))
+        yield from (*reads_of(node), *makes_of(node), *node.enters, *node.ends)
+        yield from (v for s in node.slices for v in (s.outer, s.inside))

@@ -257,14 +257,14 @@ class _DimSizes:
     def _check_set(self) -> None:
         for name, size in self.set_dims.items():
             if name not in self.entries:
-                span, known = self.set_in.get(name), list(self.entries)
-                fixes = spelled_right(span, name, known) if span is not None else ()
+                span, entries = self.set_in.get(name), list(self.entries)
+                fixes = spelled_right(span, name, entries) if span is not None else ()
                 if span is None:
-                    meant = all_closest(name, known)
+                    meant = all_closest(name, entries)
                     old = f"{name}={size}"
                     fixes = one_of("--set", (f"{dim}={size}" for dim in meant), old)
                 message, span = f"`--set {name}`: no such dim", span or _option(name)
-                help = advice(fixes) or known_names("dim", known)
+                help = advice(fixes) or known_names("dim", entries)
                 self.diagnostics.add(Diagnostic("MD0115", message, span, help=help, fixes=fixes))
             elif not 1 <= size <= MAX_DIM:
                 message = f"the size of a dim lies in 1 … {MAX_DIM}"

@@ -155,9 +155,11 @@ def _definition(
     emit = _emit(op, program.builder)
     calls = _calls(op)
     scope = Scope({}, {}, prelude(), calls.path, calls.functions)
-    own = own_dims(dict(attrs))
-    _bind_dims(function, own, scope)
-    scope.groups["..."] = tuple(dict.fromkeys(d for t in ins for d in t.dims if d not in own))
+    dims_of_operator = own_dims(dict(attrs))
+    _bind_dims(function, dims_of_operator, scope)
+    scope.groups["..."] = tuple(
+        dict.fromkeys(d for t in ins for d in t.dims if d not in dims_of_operator)
+    )
     for param, value in zip(function.params, _operands(op, emit), strict=False):
         scope.names[param.name.text] = value
     options = dict(attrs)

@@ -211,9 +211,9 @@ _DTYPE = re.compile(r":\s*(\w+)$")
 
 def _as_float(value: Value) -> tuple[Fix, ...]:
     """The fix that declares an input as floats."""
-    found = _DTYPE.search(value.span.text)
-    if value.role != "input" or found is None:
+    dtype = _DTYPE.search(value.span.text)
+    if value.role != "input" or dtype is None:
         return ()
-    start, end = (value.span.start + at for at in found.span(1))
+    start, end = (value.span.start + at for at in dtype.span(1))
     span = Span(value.span.source, start, end)
     return (Fix(f"declare `{value.label}: f32`", (Edit(span, "f32"),), safe=False),)

@@ -454,15 +454,17 @@ def _scratch(types: kit.Types, attrs: kit.Attrs, *, gradient: bool = False) -> i
 
 def _fits_kernel(types: kit.Types, attrs: kit.Attrs) -> bool:
     """Whether the kernel reads q, k and v as they lie in memory, and no mask is made."""
-    made = parts(types, attrs)
-    if len(made.feature) != 1 or max(len(made.batch) - 1, len(made.query)) > 1:
+    roles = parts(types, attrs)
+    if len(roles.feature) != 1 or max(len(roles.batch) - 1, len(roles.query)) > 1:
         return False
     q, k, v = types[:3]
-    own = ((*made.query, made.key), (made.mem, made.key), (made.mem, *made.feature))
-    alike = ({*t.names} == {*made.batch, *ends} for t, ends in zip((q, k, v), own, strict=True))
-    last = (t.names[-1] == ends[-1] for t, ends in zip((q, k, v), own, strict=True))
+    trailing = ((*roles.query, roles.key), (roles.mem, roles.key), (roles.mem, *roles.feature))
+    alike = (
+        {*t.names} == {*roles.batch, *ends} for t, ends in zip((q, k, v), trailing, strict=True)
+    )
+    last = (t.names[-1] == ends[-1] for t, ends in zip((q, k, v), trailing, strict=True))
     widths = k.dims[-1].size == v.dims[-1].size
-    triangle = (q.size(d.name) == k.size(made.mem) for d in attrs["causal"])
+    triangle = (q.size(d.name) == k.size(roles.mem) for d in attrs["causal"])
     return all((*alike, *last, widths, *triangle))
 
 

@@ -406,8 +406,8 @@ def _sized(pipe: Piped, size: int, mesh: Mesh, program: NamedProgram) -> Piped:
         counts = (max((n for n in sizes if n < stages), default=1), *_above(sizes, stages))
         help = f"use {' or '.join(map(str, counts))} {'stage' if counts[-1] == 1 else 'stages'}"
     if size > stages and (pipe.use is None or stages > MOST_SHOWN):
-        given = f'`layers="{shared(size, stages)}"`'
-        help += f"; or give the iterations of each stage in the schedule: {given}"
+        option = f'`layers="{shared(size, stages)}"`'
+        help += f"; or give the iterations of each stage in the schedule: {option}"
     message = f"`{pipe.dim}` of size {size} does not divide over {stages} stages of `{pipe.axis}`"
     fixes = _with_layers(pipe, shared(size, stages)) if MOST_SHOWN >= stages < size else ()
     help = f"or {help}" if fixes else help

@@ -124,9 +124,9 @@ def without_effect(
     if layout.mesh.devices == 1:
         return
     followed = {use.setting for use in uses}
-    whole: dict[Setting, NamedOp] = {}
+    unsplit: dict[Setting, NamedOp] = {}
     for op, setting, _ in _under_settings(program, layout):
-        whole.setdefault(setting, op)
+        unsplit.setdefault(setting, op)
     for setting in layout.settings:
         if setting.name != NAME or setting.value not in (RING, ZIGZAG) or setting in followed:
             continue
@@ -134,9 +134,9 @@ def without_effect(
         if not fused:
             why = "attention is written out here, and gathers keys and values"
             help = "the numbers are the same; to see the ring, compile the program"
-        elif setting in whole:
+        elif setting in unsplit:
             why = "no attention that it is for has split queries"
-            seq = next(iter(_positions(whole[setting])), "seq")
+            seq = next(iter(_positions(unsplit[setting])), "seq")
             help = f"or split their positions, as `{seq} -> AXIS` does"
         fixes = (removal(setting.span, "remove the setting"),) if fused else ()
         message = f"`{setting}` changes nothing: {why}"

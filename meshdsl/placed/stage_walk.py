@@ -165,14 +165,14 @@ class StageWalk:
         `natural` are the placements in which an iteration leaves the carries, `wants` those that
         they are to have.
         """
-        axis, kept = self.pipe.axis, dict[Value, Placement]()
+        axis, ends = self.pipe.axis, dict[Value, Placement]()
         for carry in loop.carries:
             value, want, placed = carry.inside, wants[carry.inside], natural[carry.inside]
             flies = carry.next in self.in_flight and carry.next not in self.whole
             if flies and placed.op == "sum" and axis in placed.partial and not want.partial:
-                kept[value] = placement(self.mesh, dict(want.splits), (axis,), "sum")
-        if kept:
-            raise CarriedInParts(kept)
+                ends[value] = placement(self.mesh, dict(want.splits), (axis,), "sum")
+        if ends:
+            raise CarriedInParts(ends)
 
     # --- blocks of the stages --------------------------------------------------------------------
 

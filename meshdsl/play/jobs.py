@@ -94,9 +94,9 @@ class Jobs:
         source, options = Source(job["name"], job["text"]), Options(**job["options"])
         match job["kind"]:
             case "compile":
-                made = Compilation(source, options, Diagnostics())
-                self._last = source, options, made
-                return answer(made)
+                compilation = Compilation(source, options, Diagnostics())
+                self._last = source, options, compilation
+                return answer(compilation)
             case "views":
                 return views(self._compiled(source, options))
             case "compare":
@@ -112,7 +112,7 @@ class Jobs:
     def _compiled(self, source: Source, options: Options) -> Compilation:
         """The last program if it is this one; else it is compiled again."""
         if self._last is not None:
-            last, under, made = self._last
+            last, under, compilation = self._last
             if (last.name, last.text, under) == (source.name, source.text, options):
-                return made
+                return compilation
         return Compilation(source, options, Diagnostics())

@@ -46,11 +46,11 @@ class LayoutSearch:
     def answer(self, source: Source, options: Options) -> SearchAnswer:
         """What is found after one more round; the search begins anew where something changed."""
         asked = source.text, options
-        found = next(self._answers, None) if asked == self._asked else None
-        if found is None:
+        latest = next(self._answers, None) if asked == self._asked else None
+        if latest is None:
             self._asked, self._answers = asked, _rounds(source, options)
-            found = next(self._answers)
-        return found
+            latest = next(self._answers)
+        return latest
 
 
 def _rounds(source: Source, options: Options) -> Iterator[SearchAnswer]:
@@ -58,10 +58,10 @@ def _rounds(source: Source, options: Options) -> Iterator[SearchAnswer]:
     diagnostics = Diagnostics()
     compilation = Compilation(source, options, diagnostics)
     results = iter(_results(compilation, options))
-    while found := diagnostics.of(partial(next, results, None)):
-        if not found.plans:
+    while result := diagnostics.of(partial(next, results, None)):
+        if not result.plans:
             break
-        yield _answer(compilation, found)
+        yield _answer(compilation, result)
     else:
         if not diagnostics.errors:
             return

@@ -108,10 +108,10 @@ def _with_own_names(drawing: str) -> str:
 
     Those of one that is hidden are drawn nowhere.
     """
-    own = f"{zlib.crc32(drawing.encode('utf-8')):08x}"
+    suffix = f"{zlib.crc32(drawing.encode('utf-8')):08x}"
     for name in set(_NAMED.findall(drawing)):
-        drawing = drawing.replace(f'id="{name}"', f'id="{name}{own}"')
-        drawing = drawing.replace(f"url(#{name})", f"url(#{name}{own})")
+        drawing = drawing.replace(f'id="{name}"', f'id="{name}{suffix}"')
+        drawing = drawing.replace(f"url(#{name})", f"url(#{name}{suffix})")
     return drawing
 
 

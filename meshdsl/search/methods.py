@@ -37,7 +37,7 @@ def best_plans(request: SearchRequest, made: Compilation) -> SearchResult:
     """The plans of a request. Raises a diagnostic where nothing fits (MD0642)."""
     name = request.method or DEFAULT
     tasks = problems(request, made)
-    found = solve(tasks, METHODS[name])
-    if not found.plans:
-        refuse_limit(found, name)
-    return found
+    result = solve(tasks, METHODS[name])
+    if not result.plans:
+        refuse_limit(result, name)
+    return result

@@ -30,9 +30,9 @@ def _options(call: Span) -> dict[str, tuple[Span, Span]]:
             match = re.fullmatch(r"\s*((\w+)\s*=\s*(.*?))\s*", text[entry:at], re.DOTALL)
             if match is not None:
                 (first, last), (begin, end) = match.span(1), match.span(3)
-                whole = Span(call.source, call.start + entry + first, call.start + entry + last)
+                option = Span(call.source, call.start + entry + first, call.start + entry + last)
                 value = Span(call.source, call.start + entry + begin, call.start + entry + end)
-                places[match[2]] = whole, value
+                places[match[2]] = option, value
             entry = at + 1
         depth += (sign in _OPENING) - (sign in _CLOSING)
     return places
@@ -40,11 +40,11 @@ def _options(call: Span) -> dict[str, tuple[Span, Span]]:
 
 def with_option(call: Span, name: str, value: str) -> tuple[Fix, ...]:
     """The fix that gives a call an option, in place of its value where it has one."""
-    title, found = f"`{name}={value}`", _options(call).get(name)
+    title, present = f"`{name}={value}`", _options(call).get(name)
     if _CALL.fullmatch(call.text) is None:
         return ()  # of Python
-    if found is not None:
-        return (Fix(f"write {title}", (Edit(found[1], value),), safe=False),)
+    if present is not None:
+        return (Fix(f"write {title}", (Edit(present[1], value),), safe=False),)
     if not call.text.endswith(")"):
         return (inserted(call.end, f"({name}={value})", call, f"add {title}"),)
     comma = "" if call.text.endswith("()") else ", "
@@ -58,7 +58,7 @@ def written_anew(call: Span, text: str) -> tuple[Fix, ...]:
 
 def without_option(call: Span, name: str) -> tuple[Fix, ...]:
     """The fix that leaves an option of a call out, if it is written there."""
-    found = _options(call).get(name)
-    if found is None:
+    present = _options(call).get(name)
+    if present is None:
         return ()
-    return (Fix(f"leave out `{name}`", (Edit(without_entry(found[0]), ""),), safe=False),)
+    return (Fix(f"leave out `{name}`", (Edit(without_entry(present[0]), ""),), safe=False),)

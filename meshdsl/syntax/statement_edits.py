@@ -101,8 +101,8 @@ def after_loop(update: Span) -> tuple[Fix, ...]:
     before = {name for node in outer[:at] for name in _names(node, ast.Target)}
     program = enclosing(update, ast.ProgramDecl)
     inputs = {p.name.text for p in program.params} if program is not None else set[str]()
-    made = {name for node in body for name in _names(node, ast.Target)}
-    if made & _names(body[index], ast.Ref) - before - inputs:
+    assigned = {name for node in body for name in _names(node, ast.Target)}
+    if assigned & _names(body[index], ast.Ref) - before - inputs:
         return ()
     return _moved(body[index].span, None, outer[at].span, "assign it after the loop")
 
