@@ -33,15 +33,17 @@ SAME_NUMBERS = ("identity", "stop_gradient")
 """Operators whose result is their operand: gradients have been taken before anything is merged."""
 
 
-def cse(program: NamedProgram, alike: Alike) -> NamedProgram:
+def cse(program: NamedProgram, alike: Alike, only_light: bool = False) -> NamedProgram:
     """The program with equal operators of a block merged; itself where there are none.
 
     A value that has a name or a pin, or is returned, stored, carried or collected, stays one of its
-    own: an identity. Operators are merged only if they are `alike`.
+    own: an identity. Operators are merged only if they are `alike`; with `only_light`, one phase
+    reads of another only small results.
     """
     if not _has_equals(program):
         return program
     block = Merging.of(program, alike)
+    block.only_light = only_light
     body = block.nodes(program.body)
     if not block.merged:
         return program
@@ -70,6 +72,8 @@ class Merging(Visitor):
     literals: the values that are numbers.
     recent:  the last values, each with its elements: less than those before it. Beside the last of
              a size nothing as large has been made since.
+    earlier: those before the last operator.
+    only_light: whether what is recent counts no more than other values.
     """
 
     alike: Alike
@@ -83,6 +87,8 @@ class Merging(Visitor):
     equals: bool = False
     literals: dict[Value, Any] = field(default_factory=dict)
     recent: dict[Value, int] = field(default_factory=dict)
+    earlier: dict[Value, int] = field(default_factory=dict)
+    only_light: bool = False
 
     @classmethod
     def of(cls, program: NamedProgram, alike: Alike) -> Merging:
@@ -93,7 +99,7 @@ class Merging(Visitor):
     def inside(self, loop: NamedLoop) -> Merging:
         """The block of a loop, before its first node."""
         kept = {c.next for c in loop.carries} | {c.inside for c in loop.collected}
-        return Merging(self.alike, kept)
+        return Merging(self.alike, kept, only_light=self.only_light)
 
     def copy(self) -> Merging:
         """The same block, to go on with in another way."""
@@ -108,6 +114,8 @@ class Merging(Visitor):
             self.equals,
             dict(self.literals),
             dict(self.recent),
+            dict(self.earlier),
+            self.only_light,
         )
 
     def now(self, node: N) -> N:
@@ -166,6 +174,7 @@ class Merging(Visitor):
             self.literals[op.out] = op.attr("value")
         merges = op.kind is None and len(op.outs) == 1 and not lookup(op.name).overwrites
         number, before = self._equal(op) if merges else (None, [])
+        self.earlier = self.recent
         if not before:
             size = max(v.type.elements for v in op.outs)
             self.recent = {v: n for v, n in self.recent.items() if n > size}
@@ -192,6 +201,10 @@ class Merging(Visitor):
         """Whether a value stays one of its own, whatever it is equal to."""
         return value.name is not None or bool(value.pins) or value in self.kept
 
+    def rewrite(self) -> None:
+        """Note that the last operator is rewritten: its result is not made by one operator."""
+        self.recent = self.earlier
+
     def forget(self, op: NamedOp) -> None:
         """Let nothing be merged with an operator that has been left out."""
         _, before = self._equal(op)
@@ -214,7 +227,8 @@ class Merging(Visitor):
     def _may_stand_for(self, first: NamedOp, again: NamedOp) -> bool:
         """Whether the result of `first` may be read in place of that of `again`."""
         if first.phase != again.phase:
-            is_there = first.out in self.recent or self._is_light(again)
+            is_recent = first.out in self.recent and not self.only_light
+            is_there = is_recent or self._is_light(again)
             if first.block is not None or not is_there:
                 return False
         return self.alike(first, again)

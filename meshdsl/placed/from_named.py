@@ -432,6 +432,7 @@ class Placer:
         if not self.state.merging:
             return parts
         merging = self.state.merging[-1]
+        merging.rewrite()
         ends = self.read.intersection(op.outs) or {*op.outs}
         unequal = [p for part in needed(parts, {*ends}) if (p := merging.op(part)) is not None]
         left = needed(unequal, {*ends})

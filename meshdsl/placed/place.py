@@ -256,7 +256,8 @@ def _walked(
     merged = cse(request.program, request.alike)
     placer, placed = _placed(request.on(merged), Walk(policy), first, merges=request.is_of_values)
     rewritten = placed.rewritten
-    merged = cse(rewritten, placer.request.alike)
+    # Large results that the walk has computed again stay: a watch has counted them.
+    merged = cse(rewritten, placer.request.alike, only_light=True)
     if placer.merged:
         merged = with_kept_origins(request.program, drop_unused(merged))
     if merged is rewritten:
