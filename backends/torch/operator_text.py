@@ -22,7 +22,7 @@ from meshdsl.device.offloaded_updates import OffloadedUpdate, streamed
 from meshdsl.ir.program import every
 from meshdsl.ir.types import I64, LARGE, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.ops.indexing import check_text, checked_as, checked_text
+from meshdsl.ops.indexing import check_text, checked_as, checked_number, checked_text
 from meshdsl.ops.opdef import Intervals, Signature, lookup
 from meshdsl.placed.placements import Placement, Window
 
@@ -346,9 +346,12 @@ class OperatorText:
             offsets={d: partial(self.blocks.offset, d, whole) for d in splits},
             splits=splits,
             long=self._long(reader),
+            numbers=self._ints(reader),
         )
         dim, inside = call.attrs["dim"].name, node.ins[at]
-        if inside is whole and whole.type.dims and whole.local.elements * I64.bytes < LARGE:
+        if inside is whole and not whole.type.dims:
+            checked_number(call, at, dim)
+        elif inside is whole and whole.local.elements * I64.bytes < LARGE:
             checked_text(call, at, dim)
         elif not call.seen(at, checked_as(dim, call.attrs)):
             call.lines.append(check_text(call, at, dim))

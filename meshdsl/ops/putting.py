@@ -73,7 +73,8 @@ def _numpy(call: kit.NumpyCall, x: kit.Array, new: kit.Array, ids: kit.Array) ->
 def _text(call: kit.TorchCall) -> str:
     dim, out = call.attrs["dim"].name, call.outs[0]
     ids = call.ins[2]
-    index = call.args[2] if call.is_constant(2) else indexing.checked_text(call, 2, dim)
+    checked = indexing.checked_text if ids.dims else indexing.checked_number
+    index = call.args[2] if call.is_constant(2) else checked(call, 2, dim)
     if _places(call.ins):
         return _several(call, index)
     positions = kit.aligned(f"({kit.range_text(call, dim, 'torch.int64')})", (dim,), out.names)

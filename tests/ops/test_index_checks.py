@@ -141,7 +141,7 @@ def test_what_micro_batches_read_is_checked_once_before_them(text: str) -> None:
 
 def test_what_every_iteration_reads_is_checked_and_converted_once() -> None:
     text = """
-dim n = 3, size = 4, other = 4
+dim n = 3, size = 4, other = 5
 mesh one = { d: 1 }
 layout l { n -> d }
 program p(pos: i32) {
@@ -158,6 +158,8 @@ program p(pos: i32) {
     device = compile_text(text).text.partition("def device")[2].partition("return")[0]
     before, _, inside = device.partition("for n in")
     assert before.count("check_index(") == 2
-    assert before.count(".long()") == 1
+    assert before.count("int(") == 1
     assert "check_index(" not in inside
+    assert "int(pos)" not in inside
+    assert ".long()" not in inside
     assert ".long()" not in inside

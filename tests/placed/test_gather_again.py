@@ -435,13 +435,16 @@ def due(layout: str, t: int, b: int, s: int, h: int, a: int) -> int:
 @pytest.mark.parametrize("t", SIZES)
 @pytest.mark.parametrize("layout", ["one", "tp", "sp_again", "full", "full_sp"])
 def test_activations_of_a_layer_are_those_of_the_paper(layout: str, t: int) -> None:
-    """Exactly: as much more as is kept with a layer more. Of `full`, the layer is recomputed."""
+    """Exactly: as much more as is kept with a layer more. Of `full`, the layer is recomputed.
+
+    There are so many layers that they, not the loss, have the peak.
+    """
     is_full = layout.startswith("full")
     text = GPT.replace("OPEN", "recompute {" * is_full).replace("CLOSE", "}" * is_full)
     chosen = {"one": "tp", "full": "tp", "full_sp": "sp"}.get(layout, layout)
     mesh = "one" if layout == "one" else f"tp:{t}"
     held = []
-    for layers in (4, 5):
+    for layers in (12, 13):
         sizes = {**SIZES[t], "layers": layers}
         made = compile_text(text, mesh=mesh, layout=chosen, dtype="bf16", set_dims=sizes)
         held.append(made.report["memory"]["activations"])

@@ -234,7 +234,7 @@ def test_the_command_leaves_out_what_is_there_to_train(tmp_path: Path) -> None:
         whole = CliRunner().invoke(app, ["render", str(file), "--as", notation, "--step"])
         assert whole.exit_code == (notation in CODE), whole.output
         assert ("step_update" if notation in CODE else "adam_update") in whole.output
-        assert ("without `--step`" in whole.output) is (notation in CODE)
+        assert ("leave out `--step`" in whole.output) is (notation in CODE)
 
 
 def test_loops_are_loops() -> None:
