@@ -409,8 +409,8 @@ def test_the_report_says_what_is_on_the_host() -> None:
 
 REFUSED = {
     "sgd(lr=0.1)": "the optimizer keeps no state of a parameter",
-    "adafactor(lr=0.1)": "the update reads `first.row` as a whole",
-    "adam(lr=0.1, compress=powersgd(2))": "the update reads `first.error` as a whole",
+    "adafactor(lr=0.1)": "the update reads all of `first.row` at once",
+    "adam(lr=0.1, compress=powersgd(2))": "the update reads all of `first.error` at once",
 }
 
 
