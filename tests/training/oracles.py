@@ -133,7 +133,10 @@ def _scored(
     scores = spread(scores * sig.attrs["scale"], small, dims)
     hidden = torch.zeros(scores.shape, dtype=torch.bool)
     for x, type_ in zip(mask, sig.ins[3:], strict=True):
-        hidden = hidden | ~spread(x, type_.names, dims)
+        if x.dtype == torch.bool:
+            hidden = hidden | ~spread(x, type_.names, dims)
+        else:  # the last position that is seen
+            hidden = hidden | (torch.arange(sizes[mem].size) > x)
     for dim in sig.attrs["causal"]:
         later = torch.arange(dim.size)[:, None] < torch.arange(sizes[mem].size)
         hidden = hidden | spread(later, (dim.name, mem), dims)
