@@ -5,7 +5,7 @@ Moves, operators and passes have writers of their own, which share one `TextStat
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -394,15 +394,16 @@ def _sliced(program: DeviceProgram) -> dict[Var, str]:
     """The parameters that are loaded as tuples of slices along a dim, that of a loop, with this.
 
     The program keeps states between its calls, and so is called again and again, but trains
-    nothing. Nothing reads them but as slices of loops, which may be written over.
+    nothing. Nothing reads them but as slices of loops over that dim, which may be written over.
     """
     read: Counter[Var] = Counter()
-    dims: dict[Var, str] = {}
+    dims: defaultdict[Var, set[str]] = defaultdict(set)
     written: dict[Var, Var] = {}
     for node in every(program.body):
         if isinstance(node, DeviceLoop) and not isinstance(node, Pipeline):
             read.update(item.outer for item in node.stacked)
-            dims.update((item.outer, node.dim.name) for item in node.stacked)
+            for item in node.stacked:
+                dims[item.outer].add(node.dim.name)
             written.update((c.stack, c.outer) for c in node.collected if c.stack is not None)
     counts, stay = uses(program), unchanged(program)
     updated = {old for old, new in program.updates if old is not new}
@@ -411,9 +412,10 @@ def _sliced(program: DeviceProgram) -> dict[Var, str]:
         if var in updated and (var not in stay or counts[written.get(var, var)] != 1):
             return False
         floats = var.local.dtype.kind == "float"
-        return floats and counts[var] == read[var] > 0 and not var.away and var.on is None
+        is_read_as_slices = counts[var] == read[var] > 0 and len(dims[var]) == 1
+        return floats and is_read_as_slices and not var.away and var.on is None
 
-    return {var: dims[var] for var in program.params if is_sliced(var)}
+    return {var: next(iter(dims[var])) for var in program.params if is_sliced(var)}
 
 
 def _by_device(nodes: tuple[Node, ...]) -> Iterator[tuple[int | None, tuple[Node, ...]]]:
