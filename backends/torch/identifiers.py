@@ -14,7 +14,17 @@ from dataclasses import replace
 
 from meshdsl.backends.torch.inliner import bound_names, defined, imported
 from meshdsl.backends.torch.preamble import PROVIDED, HeadName
-from meshdsl.device.ir import Bucket, Compute, DeviceLoop, DeviceProgram, Move, Node, Start, Var
+from meshdsl.device.ir import (
+    Bucket,
+    Compute,
+    DeviceLoop,
+    DeviceProgram,
+    Move,
+    Node,
+    Start,
+    Var,
+    Wait,
+)
 from meshdsl.ir.program import every, loops
 
 FRAME = frozenset("device rank groups inputs params states".split())
@@ -101,7 +111,8 @@ class Variables:
     ) -> None:
         self.names = Identifiers(taken)
         self._reads = _LastReads(program)
-        again = frozenset(_taken_again(program)) if program.lists else frozenset()
+        in_program = tuple(loops(program.body, DeviceLoop))
+        again = frozenset(_taken_again(in_program) if in_program else ())
         until = self._reads.until
         last = {v.name: until.get(v, 0) for v in again}
         # Those that are still to be taken again, and by name the last read of any variable.
@@ -125,7 +136,6 @@ class Variables:
         self._busy: dict[str, float] = {}
         self._holders: dict[str, set[str]] = {}
         self._last: dict[str, Var] = {}
-        in_program = tuple(loops(program.body, DeviceLoop))
         collected = {c.outer for loop in in_program for c in loop.collected}
         stacked = (s for loop in in_program for s in loop.stacked)
         self._views = {s.inside for s in stacked if s.outer not in collected}
@@ -312,12 +322,19 @@ def _reduced_to(program: DeviceProgram, in_turn: Mapping[str, tuple[Var, ...]]) 
     return words
 
 
-def _taken_again(program: DeviceProgram) -> Iterator[Var]:
-    """The variables that a loop takes of a list under the name of what was put there."""
+def _taken_again(in_program: Iterable[DeviceLoop]) -> Iterator[Var]:
+    """The variables of loops that have the name of an earlier loop's: see `device/saved_names.py`.
+
+    A loop takes them of the list where that one was put, or gathers the same slices again.
+    """
     names: dict[Var, str] = {}
-    for loop in loops(program.body, DeviceLoop):
+    gathered: set[str] = set()
+    for loop in in_program:
         yield from (s.inside for s in loop.slices if names.get(s.outer) == s.inside.name)
         names.update((c.outer, c.inside.name) for c in loop.collected if c.is_list)
+        targets = [v for n in loop.body if isinstance(n, Move | Bucket | Wait) for v in n.makes]
+        yield from (v for v in targets if v.name in gathered)
+        gathered.update(v.name for v in targets)
 
 
 class _LastReads:

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.in_process import run_local
 from meshdsl.device.ir import DeviceLoop
 from meshdsl.ir.program import loops
 from tests.compiling import compile_text, run_text
@@ -65,3 +66,30 @@ def test_what_is_kept_on_the_host_has_a_name_of_its_own() -> None:
     inputs = {"x": np.linspace(-1, 2, 16, dtype=np.float32).reshape(4, 4)}
     whole = run_text(text, inputs, layout="{ b -> none }", mesh="one:1")
     assert run_text(text, inputs, layout="away")["loss"] == pytest.approx(whole["loss"])
+
+
+def test_what_is_gathered_again_keeps_its_name_from_others() -> None:
+    """A variable of the source is called as the gathered parameter is, which is read after it."""
+    text = """
+    dim b = 4, m = 4, l = 4
+    mesh four = { p: 2, d: 2 }
+    layout chosen { l -> p, b -> d, params: m -> d } with one_f_one_b[b](2)
+    program p(x[b, m]) {
+      repeat l { recompute {
+        param w[m]
+        h = tanh(x * w)
+        w_full = tanh(h * h)
+        x = x + w_full * h
+      } }
+      loss = mean(square(x))
+      return loss
+      minimize loss with sgd(lr=0.1)
+    }
+    """
+    inputs = {"x": np.linspace(-1, 2, 16, dtype=np.float32).reshape(4, 4)}
+    texts = (
+        compile_text(text, layout="chosen").emitted.text,
+        compile_text(text, layout="{ b -> none }", mesh="one:1").emitted.text,
+    )
+    found, whole = (run_local(each, inputs).updated for each in texts)
+    assert found["w"] == pytest.approx(whole["w"])
