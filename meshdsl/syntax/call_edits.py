@@ -5,60 +5,51 @@ A schedule may be the value of an option of the command; then so is the edit.
 
 from __future__ import annotations
 
-import re
-
-from meshdsl.diagnostics import Edit, Fix, Span
+from meshdsl.diagnostics import Edit, Fix, Source, Span
+from meshdsl.syntax import ast
 from meshdsl.syntax.edits import inserted, without_entry
-
-_CALL = re.compile(r"\w+\s*(\[[^][]*\])?\s*(\(.*\))?", re.DOTALL)
-_OPENING, _CLOSING = "([{", ")]}"
+from meshdsl.syntax.parse import parse_scheduled
 
 
-def _options(call: Span) -> dict[str, tuple[Span, Span]]:
-    """The options that are written in a call: the place of each, and that of its value."""
-    text, places = call.text, {}
-    start = text.find("(")
-    if start < 0 or not text.endswith(")"):
-        return {}
-    depth, entry, quoted = 0, start + 1, False
-    for at in range(start + 1, len(text)):
-        sign = text[at]
-        quoted ^= sign == '"'
-        if quoted:
-            continue
-        if depth == 0 and sign in ",)":
-            match = re.fullmatch(r"\s*((\w+)\s*=\s*(.*?))\s*", text[entry:at], re.DOTALL)
-            if match is not None:
-                (first, last), (begin, end) = match.span(1), match.span(3)
-                option = Span(call.source, call.start + entry + first, call.start + entry + last)
-                value = Span(call.source, call.start + entry + begin, call.start + entry + end)
-                places[match[2]] = option, value
-            entry = at + 1
-        depth += (sign in _OPENING) - (sign in _CLOSING)
-    return places
+def _written(call: Span) -> ast.CallExpr | None:
+    """The tree of a call, with places counted from its first character; None of Python."""
+    return parse_scheduled(Source(call.file, call.text))[0]
+
+
+def _in(call: Span, part: Span) -> Span:
+    """The place, in the source of a call, of a part of its tree."""
+    return Span(call.source, call.start + part.start, call.start + part.end)
 
 
 def with_option(call: Span, name: str, value: str) -> tuple[Fix, ...]:
     """The fix that gives a call an option, in place of its value where it has one."""
-    title, present = f"`{name}={value}`", _options(call).get(name)
-    if _CALL.fullmatch(call.text) is None:
-        return ()  # of Python
-    if present is not None:
-        return (Fix(f"write {title}", (Edit(present[1], value),), safe=False),)
-    if not call.text.endswith(")"):
-        return (inserted(call.end, f"({name}={value})", call, f"add {title}"),)
-    comma = "" if call.text.endswith("()") else ", "
-    return (inserted(call.end - 1, f"{comma}{name}={value}", call, f"add {title}"),)
+    node, title = _written(call), f"`{name}={value}`"
+    if node is None:
+        return ()
+    for option in node.keywords:
+        if option.name.text == name:
+            edit = Edit(_in(call, option.value.span), value)
+            return (Fix(f"write {title}", (edit,), safe=False),)
+    ends = [argument.span.end for argument in (*node.args, *node.keywords)]
+    if ends:
+        at, text = call.start + max(ends), f", {name}={value}"
+    elif call.text.endswith(")"):
+        at, text = call.end - 1, f"{name}={value}"
+    else:
+        at, text = call.end, f"({name}={value})"
+    return (inserted(at, text, call, f"add {title}"),)
 
 
 def written_anew(call: Span, text: str) -> tuple[Fix, ...]:
     """The fix that writes another call: a person decides."""
-    return (Fix.write(call, text, safe=False),) if _CALL.fullmatch(call.text) else ()
+    return () if _written(call) is None else (Fix.write(call, text, safe=False),)
 
 
 def without_option(call: Span, name: str) -> tuple[Fix, ...]:
     """The fix that leaves an option of a call out, if it is written there."""
-    present = _options(call).get(name)
-    if present is None:
-        return ()
-    return (Fix(f"leave out `{name}`", (Edit(without_entry(present[0]), ""),), safe=False),)
+    node = _written(call)
+    options = () if node is None else node.keywords
+    spans = (_in(call, option.span) for option in options if option.name.text == name)
+    return tuple(
+        Fix(f"leave out `{name}`", (Edit(without_entry(span), ""),), safe=False) for span in spans
+    )
