@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -206,14 +205,13 @@ def need_loss(said: str, operand: Operand, span: Span) -> Value:
     return operand
 
 
-_DTYPE = re.compile(r":\s*(\w+)$")
-
-
 def _as_float(value: Value) -> tuple[Fix, ...]:
     """The fix that declares an input as floats."""
-    dtype = _DTYPE.search(value.span.text)
-    if value.role != "input" or dtype is None:
-        return ()
-    start, end = (value.span.start + at for at in dtype.span(1))
-    span = Span(value.span.source, start, end)
-    return (Fix(f"declare `{value.label}: f32`", (Edit(span, "f32"),), safe=False),)
+    program = enclosing(value.span, ast.ProgramDecl) if value.role == "input" else None
+    params = () if program is None else program.params
+    dtypes = (param.dtype for param in params if param.span == value.span)
+    return tuple(
+        Fix(f"declare `{value.label}: f32`", (Edit(dtype.span, "f32"),), safe=False)
+        for dtype in dtypes
+        if dtype is not None
+    )
