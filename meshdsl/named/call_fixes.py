@@ -12,7 +12,7 @@ from meshdsl.ops import ways
 from meshdsl.ops.opdef import OpError
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import around, cast_to, inserted, resized, shortened, without_entry
+from meshdsl.syntax.edits import around, below_dims, cast_to, inserted, resized, shortened, without_entry
 from meshdsl.syntax.enclosing import is_used_only_in
 
 
@@ -174,10 +174,8 @@ class _Text:
         is_known = new not in self.declared and set(dims) <= set(self.declared)
         if not is_known or len(spans) != len(operands):
             return []
-        source, end = spans[0].source, max(span.end for span in self.declared.values())
-        line = source.bounds(source.position(end)[0])[1]
         old = dims[0] if len(dims) == 1 else f"({', '.join(dims)})"
-        edits = [Edit(Span(source, line, line), f"\ndim {new} = {size}")]
+        edits = [below_dims(f"dim {new} = {size}", spans[0].source, self.declared.values())]
         for span in spans:
             view = f"[{old} -> {new}]"
             edits += (

@@ -29,7 +29,7 @@ from meshdsl.ir.types import Dim
 from meshdsl.option_edits import one_of
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import without_dim, without_line
+from meshdsl.syntax.edits import below_dims, without_dim, without_line
 from meshdsl.syntax.symbols import ROLES
 
 if TYPE_CHECKING:
@@ -135,12 +135,7 @@ def added_dim(line: str, declarations: Declarations) -> Edit | None:
     """The edit that adds a `dim` line below those of a file; None for the library."""
     if declarations.is_library:
         return None
-    source = declarations.source
-    last = max((span.end for span in declarations.dim_spans.values()), default=None)
-    if last is None:
-        return Edit(Span(source, 0, 0), f"{line}\n")
-    end = source.bounds(source.position(last)[0])[1]
-    return Edit(Span(source, end, end), f"\n{line}")
+    return below_dims(line, declarations.source, declarations.dim_spans.values())
 
 
 def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MAX_DIM) -> int:

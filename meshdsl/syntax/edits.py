@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from meshdsl.diagnostics import Edit, Fix, Span
+from meshdsl.diagnostics import Edit, Fix, Source, Span
 from meshdsl.syntax import ast
 
 _REST = re.compile(r"[ \t]*(#[^\n]*)?(\n|$)")
@@ -87,6 +87,15 @@ def without_entry(span: Span) -> Span:
         return Span(span.source, span.start, after.end())
     before = _COMMA_BEFORE.search(text[: span.start])
     return span if before is None else Span(span.source, before.start(), span.end)
+
+
+def below_dims(line: str, source: Source, declared: Iterable[Span]) -> Edit:
+    """The edit that adds a `dim` line below those of a source, or at its beginning."""
+    last = max((span.end for span in declared), default=None)
+    if last is None:
+        return Edit(Span(source, 0, 0), f"{line}\n")
+    end = source.bounds(source.position(last)[0])[1]
+    return Edit(Span(source, end, end), f"\n{line}")
 
 
 _OPTION = re.compile(r"\w+[ \t]*=[ \t]*$")
