@@ -122,7 +122,7 @@ def _explain_code(code: str) -> None:
     from meshdsl.report.terminal import print_document
 
     if code not in CODES:
-        where = "codes are in front of every message, such as `error[MD0301]`"
+        where = "every message begins with its code, such as `error[MD0301]`"
         fixes = [replace_argument(code, near, safe=False) for near in all_closest(code, [*CODES])]
         help = f"{advice(fixes)}; {where}" if fixes else where
         fail("MD0603", f"there is no code {code}", help=help, fixes=tuple(fixes))

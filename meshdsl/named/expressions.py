@@ -133,7 +133,7 @@ class Expressions:
         again = Related(stack.again, "assigned here again, in this loop")
         message = f"is `{stack.name}` what the loop before has stacked, or this loop's own?"
         fixes = called_apart(stack.again, f"{stack.name}_again")
-        why = "a loop passes on only names with a value before it"
+        why = "a loop passes on only names that have a value before the loop"
         help = advice(fixes, why) if fixes else f"give one of them another name; {why}"
         fail("MD0120", message, name.span, assigned, again, help=help, fixes=fixes)
 
@@ -141,7 +141,7 @@ class Expressions:
         if name.text in scope.later:
             where = Related(scope.later[name.text], "it is assigned here")
             fixes = assigned_first(name.span, where.span)
-            help = advice(fixes, "a loop passes on only names with a value before it")
+            help = advice(fixes, "a loop passes on only names that have a value before the loop")
             if not fixes:
                 help = f"assign it before; {help}"
             message = f"`{name.text}` is read before it has a value"

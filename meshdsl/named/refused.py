@@ -107,7 +107,7 @@ class Refusals:
     def expression(self, node: ast.Foreign, scope: Scope) -> Operand:
         """The value that a foreign expression means."""
         if node.kind == "list":
-            help = "dims stand in `[ ]` behind the operator: `sum[batch, io](x)`"
+            help = "write dims in `[ ]` after the operator: `sum[batch, io](x)`"
             fail("MD0126", "a list is no value of the language", node.span, help=help)
         word, parts = node.word.text, node.parts
         kind: str = node.kind

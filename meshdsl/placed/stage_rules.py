@@ -185,7 +185,7 @@ class _Stages:
             name = ".".join(rule.selector)
             help = f"`{name}` is made before the first micro-batch: name what depends on the batch"
         if stage == 0:
-            help = "name a tensor behind the first operators, so that these stay on stage 0"
+            help = "name a tensor after the first operators, so that these stay on stage 0"
             name = ".".join(rule.selector)
             nodes = (node for node, selecting in self.ruled.items() if selecting is rule)
             places = [v for node in nodes for v in node.makes if v.name == name]

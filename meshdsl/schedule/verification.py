@@ -55,10 +55,10 @@ def _without(row: Row, at: int) -> Row:
     return row[:at] + row[at + 1 :]
 
 
-def _added(device: int, row: Row, action: Action, verb: str = "add") -> Iterator[Way]:
-    """An action in each place of a row, the last one first."""
+def _added(device: int, row: Row, action: Action, title: str = "add {0}") -> Iterator[Way]:
+    """An action in each place of a row, the last one first; `title` names it as `{0}`."""
     for at in range(len(row), -1, -1):
-        yield f"{verb} `{action.text(device)}`", {device: (*row[:at], action, *row[at:])}
+        yield title.format(f"`{action.text(device)}`"), {device: (*row[:at], action, *row[at:])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,9 +328,9 @@ def _places(schedule: ScheduleTable, where: Where) -> dict[Action, Place]:
         for index, action in enumerate(row):
             if action in places:
                 rows = sorted({places[action][0], device})
-                message = f"{action} stands twice, on device {' and '.join(map(str, rows))}"
+                message = f"{action} is there twice, on device {' and '.join(map(str, rows))}"
                 ways = [
-                    (f"remove the {which}", {d: _without(schedule.rows[d], at)})
+                    (f"remove the {which} one", {d: _without(schedule.rows[d], at)})
                     for which, (d, at) in (("second", (device, index)), ("first", places[action]))
                 ]
                 span = where((device, index))
@@ -356,7 +356,7 @@ def _devices(
                     ways = (
                         (title, {place[0]: _without(schedule.rows[place[0]], place[1]), **rows})
                         for title, rows in _added(
-                            device, schedule.rows[device], action, f"move to device {device}:"
+                            device, schedule.rows[device], action, f"move {{0}} to device {device}"
                         )
                     )
                     _refuse("MD0524", message, where(place), help=help, ways=ways)
@@ -457,8 +457,8 @@ def _is_ready(action: Action, stages: int, done: set[Action]) -> bool:
         return stage == 0 or ("F", micro, stage - 1) in done
     if kind in "BI":
         above = micro, stage + 1
-        behind = stage + 1 == stages or ("B", *above) in done or ("I", *above) in done
-        return behind and ("F", micro, stage) in done
+        later = stage + 1 == stages or ("B", *above) in done or ("I", *above) in done
+        return later and ("F", micro, stage) in done
     return kind != "W" or ("I", micro, stage) in done
 
 
@@ -563,8 +563,8 @@ def _check_updates(found: Verified, where: Where) -> None:
         for index, action in enumerate(row):
             before = last[action.stage]
             if action.kind == "U" and (before is None or before.micro != action.micro):
-                behind = f"{before}" if before else "no backward pass since the last update"
-                message = f"{action} comes after {behind}"
+                last_pass = f"{before}" if before else "no backward pass since the last update"
+                message = f"{action} comes after {last_pass}"
                 help = "an update has the number of the micro-batch whose gradients come last"
                 ways = []
                 if before is not None:

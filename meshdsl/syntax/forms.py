@@ -5,7 +5,7 @@ from __future__ import annotations
 FORMS = {
     "USE": "a package of operators is used by `use kernels`, on a line of its own",
     "DIM": "a dim is written `dim batch = 64`",
-    "MESH": "a mesh is written `mesh pod = { data: 2, model: 4 }`, or with `on a100_dgx` behind it",
+    "MESH": "a mesh is written `mesh pod = { data: 2, model: 4 }`, or with `on a100_dgx` after it",
     "LAYOUT": "a layout is written `layout name { batch -> data, hidden -> model }`",
     "SBP": "an `sbp` block is written `sbp name { x: (S(0), B) }`",
     "SCHEDULE": "a schedule is written `schedule mine(stages=2, micro=2) { 0: F0 F1 B0 B1 … }`",

@@ -39,10 +39,10 @@ def _indent(span: Span) -> str:
     return before if not before.strip() else ""
 
 
-def _moved(node: Span, before: Span | None, behind: Span | None, title: str) -> tuple[Fix, ...]:
-    """The fix that moves a whole line before another statement, or behind it."""
+def _moved(node: Span, before: Span | None, after: Span | None, title: str) -> tuple[Fix, ...]:
+    """The fix that moves a whole line before another statement, or after it."""
     line = without_line(node)
-    target = before if before is not None else behind
+    target = before if before is not None else after
     if target is None or line == node or not _indent(target):
         return ()
     number = node.source.position(target.start if before is not None else target.end)[0]
@@ -67,13 +67,13 @@ def assigned_first(read: Span, assigned: Span) -> tuple[Fix, ...]:
     reader, maker, between = block[first], block[last], block[first + 1 : last]
     others = {name for node in (reader, *between) for name in _names(node, ast.Target)}
     if isinstance(maker, ast.Assign) and not others & _names(maker, ast.Ref):
-        return _moved(maker.span, reader.span, None, f"move `{maker.span.text}` in front")
+        return _moved(maker.span, reader.span, None, f"move `{maker.span.text}` before this line")
     makes = _names(reader, ast.Target)
     if isinstance(reader, ast.Assign) and not any(
         makes & _names(node, ast.Ref) for node in (*between, maker)
     ):
         name = assigned.text
-        return _moved(reader.span, None, maker.span, f"move the line behind that of `{name}`")
+        return _moved(reader.span, None, maker.span, f"move the line after that of `{name}`")
     return ()
 
 
@@ -93,7 +93,7 @@ def of_each_iteration(update: Span, param: Span) -> tuple[Fix, ...]:
 
 
 def after_loop(update: Span) -> tuple[Fix, ...]:
-    """The fix that moves an assignment behind its loop, which carries all that it reads."""
+    """The fix that moves an assignment after its loop, which carries all that it reads."""
     around = _around(update)
     if len(around) < 2:
         return ()

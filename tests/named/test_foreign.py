@@ -189,7 +189,7 @@ OPEN = {
     "y = x[0, 0, 0]": ("MD0126", "x[seq = 0]"),
     "y = x[batch = 0, 1]": ("MD0015", "name every dim"),
     "y = sum[0](x)": ("MD0126", "holds the names of dims"),
-    "y = relu([x, z])": ("MD0126", "dims stand in `[ ]`"),
+    "y = relu([x, z])": ("MD0126", "write dims in `[ ]`"),
     "y = x @ unknown": ("MD0102", "known"),
     "y = v @ sum[batch](x)": ("MD0018", "einsum(x, w -> [batch, hidden])"),
     'y = einsum("bi,io->bz", x, w)': ("MD0125", "einsum(x, w -> [batch, hidden])"),
