@@ -83,7 +83,7 @@ class Streams:
 def _refuse(opdef: OpDef, operand: Operand, span: Span) -> NoReturn:
     others = [name for name, _ in opdef.surface.options if name in ("rate", "std")]
     fixes = []
-    if others and isinstance(operand, float):
+    if others and isinstance(operand, float) and argument(span) == span:
         text = f"{others[0]}={span.text}"
         fixes.append(Fix.write(span, text, safe=False))
     fixes.append(removal(argument(span), "leave it out: the run brings its own"))
