@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from meshdsl.codes import CODES
+from tests.clusters import SMALL
 
 from .command import Cli
 from .tried import after, check_fix, heard
@@ -67,24 +68,6 @@ program p(tokens[batch, seq]: i32, targets[batch, seq]: i32) {
   return mean(e[vocab = tokens] * e[vocab = targets])
 }
 """
-CLUSTER = """\
-[device]
-flops = { f32 = 1e12 }
-mm_eff = 0.5
-gemm_half = [10, 20]
-hbm = 1e12
-hbm_eff = 0.5
-launch = 1e-6
-memory = 1e9
-overlap_slowdown = 1.0
-
-[[levels]]
-size = 4
-kind = "switch"
-alpha = 1e-6
-bandwidth = 1e9
-nominal = 2e9
-"""
 LIMITED = """{"kind": "placement", "edges": [],
  "nodes": [{"name": "a", "choices": ["r", "s"], "cost": [1, 2], "memory": [8, 4]}]}"""
 TRACE = """{"traceEvents": [], "otherData":
@@ -95,8 +78,8 @@ FILES: dict[str, str | bytes] = {
     "clip.mdsl": CLIP,
     "tokens.mdsl": TOKENS,
     "speaks.mdsl": SPEAKS,
-    "small.toml": CLUSTER,
-    "wrong.toml": CLUSTER.replace("hbm_eff", "hbm_ef"),
+    "small.toml": SMALL,
+    "wrong.toml": SMALL.replace("hbm_eff", "hbm_ef"),
     "limited.json": LIMITED,
     "trace.json": TRACE,
     "texts.jsonl": '{"body": "a text of which the tokens are bytes, more than forty of them"}\n',

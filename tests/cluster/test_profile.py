@@ -9,25 +9,10 @@ import pytest
 
 from meshdsl.cluster.profile import CHECKS, UNBOUNDED, Device, Level, load, names
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
+from tests.clusters import SMALL
 
-WHOLE = """\
-[device]
-flops = { f32 = 1e12 }
-mm_eff = 0.5
-gemm_half = [10, 20]
-hbm = 1e12
-hbm_eff = 0.5
-launch = 1e-6
-memory = 1e9
-overlap_slowdown = 1.0
-
-[[levels]]
-size = 4
-kind = "switch"
-alpha = 1e-6
-bandwidth = 1e9
-nominal = 2e9
-
+WHOLE = f"""\
+{SMALL}
 [[levels]]
 kind = "ring"
 alpha = 1e-6
