@@ -208,7 +208,9 @@ class Tracer(ProgramBuilder):
             fail("MD0811", message, span, origin, help=help)
         if not any(frame is tensor._frame for frame in self.builder.frames):
             message = f"`{tensor._value.label}` exists only inside the `repeat`"
-            help = "let the body return it after the carried values: it comes out with the loop's dim"
+            help = (
+                "let the body return it after the carried values: it comes out with the loop's dim"
+            )
             fail("MD0112", message, span, origin, help=help)
         return self.builder.current(tensor._value)
 

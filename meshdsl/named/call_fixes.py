@@ -12,7 +12,15 @@ from meshdsl.ops import ways
 from meshdsl.ops.opdef import OpError
 from meshdsl.records import dataclass
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import around, below_dims, cast_to, inserted, resized, shortened, without_entry
+from meshdsl.syntax.edits import (
+    around,
+    below_dims,
+    cast_to,
+    inserted,
+    resized,
+    shortened,
+    without_entry,
+)
 from meshdsl.syntax.enclosing import is_used_only_in
 
 
