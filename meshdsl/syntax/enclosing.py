@@ -13,7 +13,7 @@ from meshdsl.syntax.parse import parse
 from meshdsl.syntax.rename import renamed
 from meshdsl.syntax.symbols import symbols
 
-N = TypeVar("N", bound=ast.Statement | ast.ProgramDecl)
+N = TypeVar("N", bound=ast.Statement | ast.ProgramDecl | ast.CallExpr)
 
 
 def enclosing(span: Span, kind: type[N]) -> N | None:

@@ -166,18 +166,10 @@ def as_many_names(node: ast.Assign, count: int) -> tuple[Fix, ...]:
 
 def other_dims(dots: Span, types: dict[str, tuple[str, ...]]) -> tuple[Fix, ...]:
     """The fix that names the dims of the operands, `types` by name, in place of `...`."""
-    file, problems = parse(dots.source)
-    calls = [
-        node
-        for node in ast.walk(file)
-        if isinstance(node, ast.CallExpr)
-        and node.span.start <= dots.start
-        and dots.end <= node.span.end
-    ]
-    if problems or not calls:
+    call = enclosing(dots, ast.CallExpr)
+    if call is None:
         return ()
-    call = calls[-1]
-    bracket = {name.text for name in (*(call.out or ()),)}
+    bracket = {name.text for name in call.out or ()}
     for item in call.items or ():
         bracket |= {item.dim.text} if isinstance(item, ast.DimItem) else set()
     operands = [arg.name.text for arg in call.args if isinstance(arg, ast.Ref)]
