@@ -21,7 +21,7 @@ from meshdsl.ir.types import Dim
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Update, Value
 from meshdsl.placed.pipelined import Piped
 from meshdsl.records import dataclass
-from meshdsl.schedule.use import in_order
+from meshdsl.schedule.use import synchronous
 from meshdsl.syntax.call_edits import without_option
 from meshdsl.syntax.enclosing import optimizer_of
 
@@ -292,7 +292,7 @@ class StageParts:
     ) -> NoReturn:
         """Raise MD0337, whose help does `fixes` or updates all stages at once, or does `others`."""
         use = self.pipe.use
-        fixes = (*fixes, *(in_order(use) if use is not None else ()))
+        fixes = (*fixes, *(synchronous(use) if use is not None else ()))
         ways = filter(None, [advice(fixes) or HELP, *others])
         fail("MD0337", message, span, help="; or ".join(ways), fixes=fixes)
 

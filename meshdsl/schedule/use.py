@@ -135,10 +135,16 @@ class ScheduleUse:
         return table
 
 
-def in_order(use: ScheduleUse) -> tuple[Fix, ...]:
-    """The fix that takes one stage on each device, and one update of all at the end of a step."""
-    micro = use.table.schedule.micro if use.table is not None and use.dims else use.micro
-    options = {key: value for key, value in use.options.items() if key == "recompute"}
+def synchronous(use: ScheduleUse) -> tuple[Fix, ...]:
+    """The fix that takes one stage on each device, and one update of all at the end of a step.
+
+    What the micro-batches and the stages have stays as it is written.
+    """
+    table = None if use.table is None else use.table.schedule
+    micro = use.micro if table is None or not use.dims else table.micro
+    has_one_each = table is None or table.stages == table.devices
+    kept = ("recompute", "slices", *(("layers",) if has_one_each else ()))
+    options = {key: value for key, value in use.options.items() if key in kept}
     other = replace(use, name="one_f_one_b", micro=micro, options=options, table=None)
     return written_anew(use.span, str(other))
 
