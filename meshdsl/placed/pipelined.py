@@ -416,7 +416,7 @@ def _sized(pipe: Piped, size: int, mesh: Mesh, program: NamedProgram) -> Piped:
 
 def _with_layers(pipe: Piped, layers: str) -> tuple[Fix, ...]:
     """The fix that says in the schedule how many iterations each stage has."""
-    if pipe.use is None or not pipe.use.span.text.endswith(")"):
+    if pipe.use is None:
         return ()
     return with_option(pipe.use.span, "layers", f'"{layers}"')
 
