@@ -169,6 +169,6 @@ def refuse(
 ) -> NoReturn:
     """Raise the error whose help offers these fixes of the command, then `others` in words."""
     offered = (fixes,) if isinstance(fixes, Fix) else tuple(fixes)
-    first = "or " if offered else ""
-    help = advice(offered, *(f"{first}{other}" for other in others))
+    words = (f"or {other}" if offered or at else other for at, other in enumerate(others))
+    help = advice(offered, *words)
     fail(code, message, span, *related, help=help, fixes=offered)

@@ -10,9 +10,9 @@ from meshdsl.diagnostics import Diagnostic
 from meshdsl.option_edits import give, path_meant, refuse, set_sizes
 
 
-def refuse_file(refused: Refused, path: str, other: str) -> NoReturn:
+def refuse_file(refused: Refused, path: str, *others: str) -> NoReturn:
     """Raise MD0505, whose help names the file that was meant where there is none of this name."""
-    refuse("MD0505", str(refused), path_meant(path), other)
+    refuse("MD0505", str(refused), path_meant(path), *others)
 
 
 def refuse_arrays(refused: ArraysRefused, other: str) -> NoReturn:

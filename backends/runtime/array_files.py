@@ -76,10 +76,10 @@ def read_arrays(path: str, proven: bool = False) -> dict[str, Any]:
 
 
 def what_writes(path: str) -> str:
-    """For a help: what writes arrays that are read, in the format that `path` is named after."""
+    """For a help: how arrays are saved in the format that `path` is named after."""
     if path.endswith(".safetensors"):
-        return "safetensors.numpy.save_file({name: array, …}, path) writes a file that is read"
-    return "numpy.savez(path, name=array, …) writes a file that is read"
+        return "save arrays by safetensors.numpy.save_file({name: array, …}, path)"
+    return "save arrays by numpy.savez(path, name=array, …)"
 
 
 def refuse_other(file: IO[bytes], path: str) -> None:

@@ -39,7 +39,7 @@ from meshdsl.backends.train.job import DataFiles
 from meshdsl.backends.train.token_data import every_window, is_tokens, open_tokens
 from meshdsl.diagnostics import Diagnostic, counted, did_you_mean, fail
 
-NAMED = "arrays are named like the inputs, with any number of samples along the batch"
+NAMED = "name arrays like the inputs, with any number of samples along the batch"
 
 
 def open_data(
@@ -86,7 +86,7 @@ def _refusals(path: str) -> Iterator[None]:
     except ArraysRefused as refused:
         refuse_arrays(refused, NAMED)
     except Refused as refused:
-        refuse_file(refused, path, f"{what_writes(path)}; so is any text")
+        refuse_file(refused, path, what_writes(path), "name a file of text")
 
 
 def open_arrays(
