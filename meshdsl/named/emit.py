@@ -1,7 +1,8 @@
 """`Emit`: operators made at one place of a program for one reason, as gradients and updates are.
 
 What a program states is made where it is read (`calls.py`, `expressions.py`). What is made beside
-that has its span, calls, role, phase and origin from here, and numbers are folded here alone.
+that has its span, calls, role, phase and origin from here, and its numbers are folded here. Numbers
+of a text are folded in `expressions.py`, those left in a placed program in `cse.py`.
 """
 
 from __future__ import annotations
