@@ -13,6 +13,7 @@ import pytest
 LAYERS = (
     ("version", "records", "diagnostics", "option_edits"),
     ("carets", "codes", "disk_cache", "backends.runtime"),
+    ("output_files",),
     ("report.document", "report.memory_kinds", "search.request"),
     ("grammar", "syntax", "ir"),
     ("cluster.this_machine", "cluster.profile", "schedule"),

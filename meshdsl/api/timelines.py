@@ -6,7 +6,6 @@ from fractions import Fraction
 from functools import cached_property, partial
 
 from meshdsl.api.errors import told
-from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.report.document import Block, Document, Gap, Grid, Picture, line
 from meshdsl.report.schedule_charts import chart, described, in_words, sentence, shown
 from meshdsl.report.schedule_picture import schedule_picture, unit_of
@@ -110,10 +109,11 @@ class ScheduleTimeline(View):
         """Write the table: a line for each device; with `torch`, as its pipelining reads it.
 
         Raises:
-            ProgramError: torch has no word for what the schedule does (MD0531).
+            ProgramError: torch has no word for what the schedule does (MD0531); the system
+                refuses to write there (MD0501).
         """
         schedule = self._timed.verified.schedule
-        write_file(path, written_for_torch(schedule) if torch else csv_text(schedule))
+        self._write(path, written_for_torch(schedule) if torch else csv_text(schedule))
 
 
 class TimelineComparison(View):

@@ -19,6 +19,7 @@ from meshdsl.diagnostics import (
     counted,
 )
 from meshdsl.option_edits import give, refuse
+from meshdsl.output_files import write_whole
 from meshdsl.pipeline import Options
 from meshdsl.syntax.parse import STDIN
 
@@ -139,7 +140,7 @@ def _write(path: Path, text: str) -> None:
     from meshdsl.report.autofix import with_line_ends_of
 
     raw = read_regular(path).decode("utf-8")
-    common.write_whole(path, with_line_ends_of(raw, text))
+    write_whole(path, with_line_ends_of(raw, text))
 
 
 def _tell(name: str, found: Fixed, to_errors: bool) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -272,19 +272,3 @@ def _check_name(path: Path) -> None:
 def with_suffix(out: Path, suffix: str, name: str) -> Path:
     """What may have been meant by an output of another suffix: in a folder a file, `name`."""
     return out / f"{name}{suffix}" if os.path.isdir(out) else out.with_suffix(suffix)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically, as `replacing` says. Raises MD0501 where the system refuses."""
-    from meshdsl.backends.runtime.user_files import write_file
-
-    try:
-        write_file(path, text)
-    except OSError as error:
-        refuse_writing(path, error)
-
-
-def refuse_writing(path: Path, error: OSError) -> NoReturn:
-    """Raise MD0501 for a file that the system refused to write."""
-    help = "check the space and the permissions there"
-    fail("MD0501", f"{path} cannot be written: {error.strerror}", help=help)

@@ -24,6 +24,7 @@ from meshdsl.cli.options import (
     pipeline_options,
 )
 from meshdsl.diagnostics import Diagnostics
+from meshdsl.output_files import write_whole
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
@@ -133,4 +134,4 @@ def _others(compared: ComparisonFacts, made: Compilation, given: Compare) -> Ite
 def _write(html: Path, compared: ComparisonFacts, made: Compilation) -> None:
     from meshdsl.report.page import page
 
-    common.write_whole(html, page(compared, made.source))
+    write_whole(html, page(compared, made.source))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshdsl.cli import common
 from meshdsl.cli.options import File, Force, PlacingOptions, flag, opt, option, pipeline_options
+from meshdsl.output_files import write_whole
 
 
 @option
@@ -30,7 +31,7 @@ def command(file: File, given: Compile) -> None:
         if given.output is None:
             sys.stdout.write(text)
             return
-        common.write_whole(given.output, text)
+        write_whole(given.output, text)
         run = (
             f"; run it: torchrun --nproc-per-node {compilation.device.mesh.devices} {given.output}"
         )

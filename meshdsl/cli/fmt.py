@@ -11,6 +11,7 @@ from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cli import common
 from meshdsl.cli.options import Files, flag, option
 from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.output_files import write_whole
 from meshdsl.syntax.parse import STDIN
 
 
@@ -58,4 +59,4 @@ def _tell(path: Path, source: Source, text: str, given: Fmt) -> None:
     if given.check or not given.diff:
         common.say(f"{'would change' if given.check else 'formatted'} {source.name}")
     if not (given.check or given.diff):
-        common.write_whole(path, text)
+        write_whole(path, text)

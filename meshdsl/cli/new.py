@@ -16,6 +16,7 @@ import typer
 from meshdsl.cli import common
 from meshdsl.diagnostics import fail
 from meshdsl.option_edits import refuse, replace_argument
+from meshdsl.output_files import refuse_writing
 
 if TYPE_CHECKING:
     from meshdsl.project import ProjectFile
@@ -64,7 +65,7 @@ def _write(folder: Path, made: Iterable[ProjectFile]) -> None:
         os.rename(beside, folder)
         sync_folder(folder.parent)
     except OSError as error:
-        common.refuse_writing(folder, error)
+        refuse_writing(folder, error)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

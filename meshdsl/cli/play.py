@@ -10,6 +10,7 @@ import typer
 
 from meshdsl.cli import common
 from meshdsl.cli.options import PlacingOptions, flag, opt, option, pipeline_options
+from meshdsl.output_files import write_whole
 
 if TYPE_CHECKING:
     from meshdsl.play.http_server import Play
@@ -40,7 +41,7 @@ def command(
 
         chosen = pipeline_options(given)
         writable = file is not None and not given.read_only
-        document = EditedFile(file, writable, common.write_whole)
+        document = EditedFile(file, writable, write_whole)
         document.read()
         _serve(Play(document, chosen), given)
 

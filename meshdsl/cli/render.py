@@ -10,6 +10,7 @@ from pathlib import Path
 from meshdsl.backends.peers.renderings import RENDERINGS, render
 from meshdsl.cli import common
 from meshdsl.cli.options import File, Force, PlacingOptions, flag, opt, option, pipeline_options
+from meshdsl.output_files import write_whole
 
 Notation = StrEnum("Notation", {name: name for name in RENDERINGS})  # type: ignore[misc]
 
@@ -39,5 +40,5 @@ def command(file: File, given: Render) -> None:
         if given.output is None:
             sys.stdout.write(text)
             return
-        common.write_whole(given.output, text)
+        write_whole(given.output, text)
         common.say(f"wrote {given.output}")

@@ -22,6 +22,7 @@ from meshdsl.cli.options import (
 )
 from meshdsl.diagnostics import Diagnostic, Diagnostics
 from meshdsl.option_edits import give, leave_out, refuse
+from meshdsl.output_files import refuse_writing
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
@@ -153,4 +154,4 @@ def _write(out: Path, outputs: Mapping[str, Any]) -> None:
     try:
         write_npz(str(out), dict(outputs))
     except OSError as error:
-        common.refuse_writing(out, error)
+        refuse_writing(out, error)

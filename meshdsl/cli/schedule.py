@@ -13,6 +13,7 @@ from meshdsl.cli import common, complete
 from meshdsl.cli.options import AsData, Force, chosen, flag, opt, option
 from meshdsl.diagnostics import Fix, OptionEdit
 from meshdsl.option_edits import give, leave_out, refuse
+from meshdsl.output_files import write_whole
 
 if TYPE_CHECKING:
     from meshdsl.report.document import Document
@@ -210,11 +211,11 @@ def _write(made: TimedSchedule, given: Draw) -> None:
 
     schedule = made.verified.schedule
     if given.torch_csv is not None:
-        common.write_whole(given.torch_csv, written_for_torch(schedule))
+        write_whole(given.torch_csv, written_for_torch(schedule))
     if given.csv is not None:
-        common.write_whole(given.csv, written(schedule))
+        write_whole(given.csv, written(schedule))
     if given.svg is not None:
-        common.write_whole(given.svg, schedule_picture(made))
+        write_whole(given.svg, schedule_picture(made))
 
 
 def _show(made: TimedSchedule) -> None:

@@ -25,6 +25,7 @@ from meshdsl.cli.options import (
     refuse_unknown,
 )
 from meshdsl.option_edits import give, leave_out, refuse
+from meshdsl.output_files import write_whole
 from meshdsl.syntax.parse import STDIN
 
 if TYPE_CHECKING:
@@ -254,6 +255,6 @@ def _write(file: Path, made: Compilation, found: SearchResult, given: SearchLayo
         sys.stdout.write(new)
         return
     path = file.resolve()
-    common.write_whole(path, with_line_ends_of(read_regular(path).decode("utf-8"), new))
+    write_whole(path, with_line_ends_of(read_regular(path).decode("utf-8"), new))
     if not given.json:
         common.say(f"wrote layout `{given.write}` into {made.source.name}")

@@ -19,6 +19,7 @@ from meshdsl.cli.options import (
     pipeline_options,
 )
 from meshdsl.diagnostics import Diagnostics
+from meshdsl.output_files import write_whole
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def command(file: File, given: Simulate) -> None:
         if given.trace is not None:
             from meshdsl.simulate.trace import simulated_trace, trace_text
 
-            common.write_whole(given.trace, trace_text(simulated_trace(timeline)))
+            write_whole(given.trace, trace_text(simulated_trace(timeline)))
         _show(compilation, timeline, given)
 
 

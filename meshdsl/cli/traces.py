@@ -9,6 +9,7 @@ from pathlib import Path
 
 from meshdsl.cli import common
 from meshdsl.option_edits import give, leave_out, refuse
+from meshdsl.output_files import write_whole
 from meshdsl.pipeline import Compilation
 
 
@@ -42,5 +43,5 @@ def write_measured(out: Path, made: Compilation, folder: str | None) -> bool:
         options = made.options
         about = (options.evaluate, options.measured)
         trace = measured_trace(made.device, made.emitted.nodes, timed_lines, *about)
-        common.write_whole(out, trace_text(trace))
+        write_whole(out, trace_text(trace))
     return bool(timed_lines)

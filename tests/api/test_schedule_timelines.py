@@ -114,6 +114,8 @@ def test_files_are_written(tmp_path: Path) -> None:
     found.save(svg)
     found.csv(str(csv))
     found.csv(str(torch), torch=True)
+    with pytest.raises(md.ProgramError, match="MD0501"):
+        found.csv(str(tmp_path / "no" / "a.csv"))
     drawing(svg.read_text(encoding="utf-8"))
     ours, theirs = (read(read_source(str(p))).schedule.rows for p in (csv, torch))
     assert ours == theirs

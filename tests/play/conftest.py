@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshdsl.cli.common import write_whole
+from meshdsl.output_files import write_whole
 from meshdsl.pipeline import Options
 from meshdsl.play.edited_file import EditedFile
 from meshdsl.play.http_server import HOST, PageServer, Play, listen

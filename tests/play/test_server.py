@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from docs.browser import build
-from meshdsl.cli.common import write_whole
 from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.output_files import write_whole
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.play import compile_queue
 from meshdsl.play.compile_queue import Desk

@@ -30,6 +30,8 @@ def test_a_plan_in_time(tmp_path: Path) -> None:
     assert "<img" in found.html()
     found.trace(str(tmp_path / "t.json"))
     checked(json.loads((tmp_path / "t.json").read_text()))
+    with pytest.raises(md.ProgramError, match="MD0501"):
+        found.trace(str(tmp_path / "no" / "t.json"))
     assert plan().simulate("h100", unroll=True).json == found.json
 
 

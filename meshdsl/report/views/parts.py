@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from meshdsl.backends.runtime.values import group_members, source_rank
 from meshdsl.device.ir import Bucket, DeviceProgram, Move, Var, walk
+from meshdsl.output_files import write_whole
 from meshdsl.placed.collectives import senders
 from meshdsl.placed.placements import Mesh
 from meshdsl.report.document import (
@@ -84,6 +85,12 @@ class View:
         from meshdsl.report.views.saving import save
 
         told(save)(self, path)
+
+    def _write(self, path: str | os.PathLike[str], content: str) -> None:
+        """Write another file of this view, with the errors of `save`."""
+        from meshdsl.api.errors import told
+
+        told(write_whole)(path, content)
 
     def text(self, width: int | None = None) -> str:
         """The document as text of at most `width` columns where words allow it."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.diagnostics import Source
 from meshdsl.records import dataclass
 from meshdsl.report.comparison import comparison
@@ -173,9 +172,12 @@ class Simulation(View):
         return tuple(self.timeline.memory_by_kind)
 
     def trace(self, path: str) -> None:
-        """Write the step as a trace, which https://ui.perfetto.dev shows."""
-        written = trace_text(simulated_trace(self.timeline))
-        write_file(path, written)
+        """Write the step as a trace, which https://ui.perfetto.dev shows.
+
+        Raises:
+            ProgramError: the system refuses to write there (MD0501).
+        """
+        self._write(path, trace_text(simulated_trace(self.timeline)))
 
 
 @dataclass(frozen=True, slots=True)

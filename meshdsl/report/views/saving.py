@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshdsl.backends.runtime.user_files import write_file
 from meshdsl.diagnostics import fail
+from meshdsl.output_files import write_whole
 from meshdsl.records import dataclass
 from meshdsl.report.document import Beside, Block, Document, Item, Paragraph, Picture, Table, plain
 from meshdsl.report.html import Markup, html, tag
@@ -40,16 +40,7 @@ def save(view: View, path: str | os.PathLike[str]) -> None:
     if not content:
         help = f'write `.save("{out.with_suffix(PAGE)}")`'
         fail("MD0602", f"this view is a text, with no picture for `{out}`", help=help)
-    write(out, content)
-
-
-def write(path: str | os.PathLike[str], content: str) -> None:
-    """Write a file whole or not at all. Raises MD0501 where the system refuses."""
-    try:
-        write_file(path, content)
-    except OSError as error:
-        help = "check that the folder exists, its permissions, and the space there"
-        fail("MD0501", f"{os.fspath(path)} cannot be written: {error.strerror}", help=help)
+    write_whole(out, content)
 
 
 # --- a page --------------------------------------------------------------------------------------
