@@ -12,7 +12,7 @@ from meshdsl.placed.layout import declared_layout
 from meshdsl.play.answer import Units, diagnostic_of
 from meshdsl.play.protocol import CompareAnswer, PageColumn
 from meshdsl.report import document as doc
-from meshdsl.report.comparison import NOT_RUN, compare, headings, sentence, table, totals, verdict
+from meshdsl.report.comparison import NOT_RUN, compare, headings, sentence, table, verdict
 from meshdsl.report.html import HTMLWriter
 from meshdsl.report.schema import ComparisonFacts
 
@@ -57,20 +57,5 @@ def _document(compilation: Compilation, others: Sequence[PageColumn]) -> doc.Doc
         doc.line(sentence(facts), "strong"),
         *verdict(facts),
         *headings(facts),
-        doc.Grid("Per device", _heads(facts), tuple(_figures(facts))),
-        table(facts, source),
+        table(facts, source, totals_first=True),
     )
-
-
-def _heads(facts: ComparisonFacts) -> tuple[str, ...]:
-    return ("", *(column["letter"] for column in facts["columns"]))
-
-
-def _figures(facts: ComparisonFacts) -> Iterator[tuple[str | doc.Piece, ...]]:
-    """A line for each figure; what differs from the first column stands out."""
-    for label, texts, differs in totals(facts):
-        marked = (
-            doc.Piece(text, "strong" if is_other else "")
-            for text, is_other in zip(texts, differs, strict=True)
-        )
-        yield (label, *marked)

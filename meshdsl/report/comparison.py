@@ -432,8 +432,8 @@ def _about(column: schema.ColumnFacts) -> doc.Text:
     return (doc.Piece(text),)
 
 
-def table(compared: schema.TableFacts, source: Source) -> doc.Table:
-    """Tensors and reshards of every source line, then the totals of bytes and memory."""
+def table(compared: schema.TableFacts, source: Source, totals_first: bool = False) -> doc.Table:
+    """Tensors and reshards of every source line, and below or above them the totals."""
     statement_rows, columns = compared["rows"], compared["columns"]
     names = [
         entry["tensor"] for row in statement_rows for entry in (*row["tensors"], *row["routes"])
@@ -443,7 +443,8 @@ def table(compared: schema.TableFacts, source: Source) -> doc.Table:
     sections = [_section(n, row, compared, gutter, source) for n, row in enumerate(statement_rows)]
     letters = tuple(c["letter"] for c in columns)
     label = min(max(longest, 12), MOST_NAME + 3)
-    sections.append(doc.Section(None, tuple(_sums(compared)), apart=True, title="per device"))
+    sums = doc.Section(None, tuple(_sums(compared)), apart=not totals_first, title="per device")
+    sections = [sums, *sections] if totals_first else [*sections, sums]
     return doc.Table(tuple(sections), letters, "tensor", label)
 
 

@@ -171,7 +171,11 @@ def test_layouts_are_searched_used_and_compared(page: Page) -> None:
     use, compare = page.browser.find_elements(By.CSS_SELECTOR, "#layouts button")[:2]
     compare.click()
     until(lambda: page.texts("#compared p"))
-    assert "B sends 64 KiB less and holds 3.88 MiB more" in page.one("#compared").text
+    compared = page.one("#compared").text
+    assert "B sends 64 KiB less and holds 3.88 MiB more" in compared
+    assert compared.count("memory held") == 1
+    assert compared.index("memory held") < compared.index("param w")
+    assert page.script(UNDERLINED, page.one("#compared .mark")) == "none"
     assert page.texts("#columns button") == ["batch -> (rows, cols) ×"]
     page.one("#columns button").click()
     assert page.one("#compare-said").text.startswith("Choose a layout")
@@ -249,6 +253,7 @@ def test_it_fits_and_is_legible(page: Page, scheme: str, width: int) -> None:
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+UNDERLINED = "return getComputedStyle(arguments[0]).textDecorationLine"
 FILL = "return getComputedStyle(arguments[0]).fill"
 FAINT = """
 const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
