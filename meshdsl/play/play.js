@@ -397,7 +397,7 @@
       if (wrong(reply)) return endSearch(wrong(reply));
       tellFound(reply.body, text.value);
       if (!reply.body.more) return endSearch(`${reply.body.sentence} ${reply.body.note}`);
-      if (performance.now() - mine.since > SEARCHED) return endSearch(`${reply.body.sentence} ${reply.body.note} The time is over: \`meshdsl search\` goes on.`);
+      if (performance.now() - mine.since > SEARCHED) return endSearch(`${reply.body.sentence} ${reply.body.note} It was stopped after ten seconds: \`meshdsl search\` has no limit of time.`);
     }
   };
   const tellFound = ({ sentence, head, layouts }, of) => {
