@@ -133,9 +133,10 @@ Flow("MLP", plan, "tp", *MLP)
 #
 # ## Counting bytes
 #
-# So a layer has two all_reduces forward and two backward. Each is of a `[batch, seq, model]`, and a
-# ring sends 2(t−1)/t of it. That makes 8·b·s·h·(t−1)/t numbers for each layer and device, which is
-# the formula that is quoted for Megatron.
+# So a layer has two all_reduces forward and two backward. Each is of a `[batch, seq, model]`, which
+# the papers write as b, s and h. On t devices a ring sends 2(t−1)/t of it. That makes
+# 8·b·s·h·(t−1)/t numbers for each layer and device, which is the formula that is quoted for
+# Megatron.
 
 # %%
 sizes = (2, 4, 8)
@@ -192,8 +193,9 @@ plans[8].memory.beside(sequence=layer.compile({"tp": 8}, sequence).memory)
 # ## What activations take
 #
 # The paper counts the bytes that one layer keeps for its backward pass, in mixed precision and with
-# dropout: s·b·h·(34 + 5·a·s/h), with a heads. Tensor parallelism divides most of it, and 10 stays:
-# that is the stream. With sequence parallelism everything is divided by t.
+# dropout: s·b·h·(34 + 5·a·s/h), where a is the number of heads. Tensor parallelism divides most of
+# it by t. Of the 34, 10 are not divided: they are the stream. With sequence parallelism everything
+# is divided by t.
 
 
 # %%
@@ -254,9 +256,11 @@ Plot("64 devices", curves, x="X, with 64/X devices on Y", y="GB a device sends",
 
 # %% [markdown]
 # The time is least at X = 16. *How to Scale Your Model* (part 5) derives X = √(B/F · M_X/M_Y · N),
-# where M are the axes of links and N all devices. That is 13.7 here, and the next power of two is
-# 16.¹ Tensor parallelism alone computes for 4BDF/(Y·C) seconds and sends for 4BD/(W·n). On TPU v5p
-# (C/W = 2550) sending takes longer from Y = n·F/2550 on: 13 devices for one axis.
+# where M_X and M_Y are the numbers of link axes for X and Y, and N is the number of all devices.
+# That is 13.7 here, and the next power of two is 16.¹ Tensor parallelism alone computes for
+# 4BDF/(Y·C) seconds and sends for 4BD/(W·M_Y), where C is the FLOP/s of a device and W the bytes/s
+# of a link axis. On TPU v5p (C/W = 2550) sending takes longer from Y = M_Y·F/2550 on: 13 devices
+# for one axis.
 #
 # ## Exercise 1: how large is LLaMA-2 13B?
 #
