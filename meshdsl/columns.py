@@ -101,11 +101,18 @@ def wishes(
     return (now, *derived, replace(now, reduce="immediate"))
 
 
-def layouts_on(declarations: Declarations, mesh: str | None) -> list[str]:
-    """The layouts of a file all of whose axes are on a mesh: on that of the first one for None."""
+def layouts_on(
+    declarations: Declarations, mesh: str | None, layout: str | None = None, sbp: str | None = None
+) -> list[str]:
+    """The layouts of a file all of whose axes are on a mesh.
+
+    For None it is the mesh of `layout` or `sbp`, and of the first layout where neither is given.
+    """
     if not declarations.layouts:
         return []
-    axes = set(resolve_mesh(declarations, mesh, next(iter(declarations.layouts))).names)
+    if layout is None and sbp is None:
+        layout = next(iter(declarations.layouts))
+    axes = set(resolve_mesh(declarations, mesh, layout, sbp).names)
     return [name for name in declarations.layouts if axes_of(declarations, name) <= axes]
 
 

@@ -333,12 +333,17 @@
     return body.failed ?? body.diagnostics.filter((d) => d.severity === "error").map((d) => `${d.code}: ${d.message}`).join(" ");
   };
 
+  const ALONE = "Choose a layout to see it beside the present one.";
   let columns = null; // the layouts beside the present one: { kind, name }; null: those of the file
   let compared = ""; // the question that the columns on the page are the answer to
   const compare = async () => {
     if ($("compare").hidden || (shown === null)) return;
-    $("compare-said").textContent = columns?.length === 0 ? "Choose a layout to see it beside the present one." : "";
-    if (columns?.length === 0) return put($("compared"), "");
+    if (columns?.length === 0) {
+      compared = "";
+      $("compare").classList.remove("busy");
+      $("compare-said").textContent = ALONE;
+      return put($("compared"), "");
+    }
     const entries = { ...question(), columns: columns ?? [] };
     const asked = JSON.stringify(entries);
     if (asked === compared) return;
@@ -349,6 +354,7 @@
     $("compare-said").replaceChildren(...worded(wrong(reply)));
     if (wrong(reply)) return;
     compared = asked;
+    if (!reply.body.columns.length) $("compare-said").textContent = ALONE;
     put($("compared"), reply.body.html);
     offerColumns(choices, reply.body.columns);
   };

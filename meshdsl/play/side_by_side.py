@@ -35,10 +35,11 @@ def compared(source: Source, options: Options, others: Sequence[PageColumn]) -> 
 
 
 def _on_the_mesh(compilation: Compilation) -> Iterator[PageColumn]:
-    """The layouts of the file that fit the mesh, without the present one."""
+    """The layouts of the file that fit the mesh of the present one, without it."""
     declarations, options = compilation.declarations, compilation.options
     now = declared_layout(declarations, options.layout, options.sbp)
-    names = (name for name in layouts_on(declarations, options.mesh) if name != now)
+    fitting = layouts_on(declarations, options.mesh, options.layout, options.sbp)
+    names = (name for name in fitting if name != now)
     for name in itertools.islice(names, MOST_LAYOUTS - 1):
         yield {"kind": "layout", "name": name}
 

@@ -164,6 +164,13 @@ def test_the_views_by_keyboard(page: Page) -> None:
     assert page.one("#time svg").size["width"] > 500
 
 
+def test_a_layout_that_is_alone_on_its_mesh_is_compared_with_none(page: Page) -> None:
+    page.choose("layout", "megatron")
+    page.one("#tab-compare").click()
+    until(lambda: page.one("#compare-said").text.startswith("Choose a layout"))
+    assert "mlp in 1 column" in page.one("#compared").text
+
+
 def test_layouts_are_searched_used_and_compared(page: Page) -> None:
     page.one("#search").click()
     until(lambda: "proven the best" in page.one("#found-said").text)
@@ -180,6 +187,9 @@ def test_layouts_are_searched_used_and_compared(page: Page) -> None:
     page.one("#columns button").click()
     assert page.one("#compare-said").text.startswith("Choose a layout")
     Select(page.one("#beside")).select_by_visible_text("data_parallel")
+    until(lambda: "holds 4.38 MiB more" in page.one("#compared").text)
+    page.one("#columns button").click()
+    Select(page.one("#beside")).select_by_visible_text("data_parallel")  # the same once more
     until(lambda: "holds 4.38 MiB more" in page.one("#compared").text)
     page.one("#tab-found").click()
     use.click()

@@ -412,6 +412,8 @@ def test_what_is_found_can_be_used_and_compared(served: Served) -> None:
     others = served.ask("/compare", QUESTION | {"columns": []}).json
     assert others["columns"] == [{"kind": "layout", "name": "data_parallel"}]
     assert "4.38 MiB more than A." in others["html"]
+    alone = served.ask("/compare", QUESTION | {"layout": "megatron", "columns": []}).json
+    assert (alone["columns"], "mlp in 1 column" in alone["html"]) == ([], True)  # on another mesh
 
 
 def test_where_nothing_can_be_compared_or_searched_is_said() -> None:
