@@ -68,7 +68,11 @@ def _by_elimination(space: LayoutSpace, most_work: float) -> Iterator[Chosen]:
     """
     try:
         solution = priced_memory(table_graph(space, most_work))
-    except (TooWide, ModuleNotFoundError):
+    except TooWide:
+        return
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
         return
     if solution.found and space.allows(chosen := picked(space, solution)):
         yield chosen
