@@ -114,7 +114,8 @@ found
 # - *No other layout of this space is better*: all were tried, or have a bound that is worse. A
 #   bound is cheap: a layout that computes for 5 ms takes at least 5 ms.
 # - *No per-tensor plan is faster than …*: a larger space gives each tensor a placement of its own.
-#   It is too large to try all. A relaxation of it says how fast the best could be at most.
+#   It is too large to try all. The same problem with fewer constraints (a *relaxation*) is quickly
+#   solved, and no plan is faster than its solution.
 #
 # ## One problem, two splits
 #
