@@ -242,7 +242,8 @@ def shows_operand(node: Compute) -> bool:
 def relabels(node: Compute, views: Collection[Var]) -> bool:
     """Whether a view shows each element of its operand once, under other dims.
 
-    `views` may show elements several times, or not all of a tensor.
+    `views` may show elements several times, or not all of a tensor. No operator's view does both,
+    so one of as many elements shows each once.
     """
     operand = node.ins[0]
     return operand not in views and operand.local.elements == node.outs[0].local.elements

@@ -103,19 +103,16 @@ class Merging(Visitor):
 
     def copy(self) -> Merging:
         """The same block, to go on with in another way."""
-        done = {key: (number, [*before]) for key, (number, before) in self.done.items()}
-        values = (dict(self.numbers), dict(self.same), dict(self.gone))
-        tables = (*values, done, set(self.shared))
-        return Merging(
-            self.alike,
-            self.kept,
-            *tables,
-            self.merged,
-            self.equals,
-            dict(self.literals),
-            dict(self.recent),
-            dict(self.earlier),
-            self.only_light,
+        return replace(
+            self,
+            numbers=dict(self.numbers),
+            same=dict(self.same),
+            gone=dict(self.gone),
+            done={key: (number, [*before]) for key, (number, before) in self.done.items()},
+            shared=set(self.shared),
+            literals=dict(self.literals),
+            recent=dict(self.recent),
+            earlier=dict(self.earlier),
         )
 
     def now(self, node: N) -> N:
