@@ -181,11 +181,11 @@ MOST, LEAST = 1e30, 1e-30
 
 def _number(least: float = 0.0, most: float = MOST) -> Check:
     def check(value: Any) -> float:
+        between = f"a number from {least:g} to {most:g}"
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError("a number")
+            raise ValueError(between)
         if not least <= value <= most or 0 < value < LEAST:
-            below = f"a number from {least:g} to {most:g}"
-            raise ValueError(below if value >= 0 or least else "not negative")
+            raise ValueError(between if value >= 0 or least else "not negative")
         return float(value)
 
     return check
@@ -339,7 +339,9 @@ class _ProfileReader:
         for name in given.keys() - checks.keys():
             self._wrong(f"{which} has no field `{name}`", name, table, number, list(checks))
         for name in [n for n in checks if n not in given and n not in optional]:
-            self._wrong(f"{which}: the field `{name}` is missing", "", table, number)
+            message = f"{which}: the field `{name}` is missing"
+            help = f"write `{name} = …`, {_takes(checks[name])}"
+            self._wrong(message, "", table, number, help=help)
         values = {
             name: self._value(check, given[name], name, table, number, which)
             for name, check in checks.items()
@@ -358,12 +360,18 @@ class _ProfileReader:
             return None
 
     def _wrong(
-        self, message: str, name: str, table: str, number: int = 0, known: list[str] | None = None
+        self,
+        message: str,
+        name: str,
+        table: str,
+        number: int = 0,
+        known: list[str] | None = None,
+        help: str | None = None,
     ) -> None:
         span = self._place(name, table, number)
         word = word_in(span, name)
         fixes = spelled_right(word, name, known) if known and word is not None else ()
-        self.found.add(Diagnostic("MD0321", message, span, fixes=fixes))
+        self.found.add(Diagnostic("MD0321", message, span, help=help, fixes=fixes))
 
     def _place(self, name: str, table: str = "", number: int = 0) -> Span:
         """Where a field stands, or the header of its table, or the beginning of the file."""
@@ -375,6 +383,15 @@ class _ProfileReader:
         fields_of = re.compile(rf"^[ \t]*{re.escape(name)}\b.*$", re.M)
         place = next(_lines_of(fields_of, text, stop), None) if name else None
         return Span(self.source, *(place or (start, max(stop, start))))
+
+
+def _takes(check: Check) -> str:
+    """What a field may be, in the words of the error for one that is not."""
+    try:
+        check(None)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("no field may be null")
 
 
 def _lines_of(pattern: re.Pattern[str], text: str, start: int) -> Iterator[tuple[int, int]]:

@@ -78,6 +78,8 @@ def test_a_field_that_is_missing_or_wrong_is_named(number: int, name: str, tmp_p
     (found,) = _wrong("\n".join([*lines[:number], *lines[number + 1 :]]), tmp_path)
     assert table in found.message
     assert f"`{name}` is missing" in found.message
+    assert found.help is not None
+    assert found.help.startswith(f"write `{name} = …`, ")
     assert found.span is not None
     assert found.span.text == table
 
