@@ -224,14 +224,17 @@ def layout(
     """
     site = here()
     place = ArgumentPlace(site, "rules", 0)
+    written_name = ""
     if isinstance(rules, str) and is_whole(rules):
         written_out = _whole(rules, place.span)
         first, schedule = written_out.rules, schedule or written_out.schedule
+        written_name = written_out.name
     else:
         first = (*_rules(rules, place),)
     all_rules = (*first, *(_of_pair(d, axes, site.argument(d)) for d, axes in dims.items()))
     used = given_schedule(schedule, site.argument("schedule"))
-    name = site.names if isinstance(site.names, str) else _layout_name(all_rules, used)
+    variable = site.names if isinstance(site.names, str) else ""
+    name = variable or written_name or _layout_name(all_rules, used)
     return Layout(name, all_rules, extends, site.span, used)
 
 
@@ -244,7 +247,8 @@ def with_layout(
     if isinstance(given, str) and not is_written_out(given):
         return declarations, given
     if isinstance(given, str) and is_whole(given):
-        given = _whole(given, place.span)
+        whole = _whole(given, place.span)
+        given = replace(whole, name=whole.name or _layout_name(whole.rules, whole.schedule))
     if not isinstance(given, Layout):
         rules = tuple(_rules(given, place))
         given = Layout(_layout_name(rules), rules, None, place.span)
@@ -267,7 +271,10 @@ def is_written_out(text: str) -> bool:
 
 
 def _whole(text: str, span: Span) -> Layout:
-    """A layout as it is printed, read by the parser of the language; its place is the call."""
+    """A layout as it is printed, read by the parser of the language; its place is the call.
+
+    Its name is "" where none is written.
+    """
     from meshdsl.syntax.parse import parse_layout
 
     node, problems = parse_layout(Source("layout", text))
@@ -280,7 +287,7 @@ def _whole(text: str, span: Span) -> Layout:
     rules, settings = with_span(node.rules, span), with_span(node.settings, span)
     entries: tuple[Entry, ...] = (*rules, *settings)
     used = None if node.schedule is None else Schedule(with_span(node.schedule, span), None)
-    return Layout(_layout_name(entries, used), entries, None, span, used)
+    return Layout(node.name.text, entries, None, span, used)
 
 
 def _layout_name(rules: tuple[Entry, ...], schedule: Schedule | None = None) -> str:

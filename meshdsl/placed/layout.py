@@ -624,8 +624,7 @@ def collect_layout(
         node = declarations.layouts[layout]
         resolved = collect_declared(node, declarations, diagnostics, mesh)
     elif is_of_language(layout):
-        node = replace(_parsed(layout, option), name=ast.Name(layout, _span_of(layout, option)))
-        resolved = collect_declared(node, declarations, diagnostics, mesh)
+        resolved = collect_declared(_parsed(layout, option), declarations, diagnostics, mesh)
     else:
         rules = _written_out(declarations, layout, option) if layout else ()
         resolved = Layout(layout or "none", tuple(rules), mesh, _places(declarations, mesh))
@@ -646,15 +645,18 @@ def is_of_language(layout: str) -> bool:
 
 
 def _parsed(layout: str, option: str) -> ast.LayoutDecl:
-    """The tree of a layout that is written out. Raises what is wrong with it."""
+    """The tree of a layout that is written out. Raises what is wrong with it.
+
+    Without a name it is named by its text.
+    """
     node, errors = parse_layout(Source(option, layout))
     if node is None:
         raise DiagnosticError(*errors)
-    return node
-
-
-def _span_of(layout: str, option: str) -> Span:
-    return Span(Source(option, layout), 0, len(layout))
+    return (
+        node
+        if node.name.text
+        else replace(node, name=ast.Name(layout, Span(Source(option, layout), 0, len(layout))))
+    )
 
 
 def _written_out(declarations: Declarations, layout: str, option: str) -> Iterable[Rule]:

@@ -44,6 +44,16 @@ def test_a_setting_is_written_as_in_the_language(setting: str) -> None:
     assert plan.explain().json["layout"] == f"batch -> a, {setting}"
 
 
+def test_a_printed_layout_keeps_its_name() -> None:
+    """In an expression; a variable that it is assigned to names it."""
+    printed = repr(base)
+    assert printed == "layout base { batch -> a }"
+    assert [repr(md.layout(printed))] == [printed]
+    other = md.layout(printed)
+    assert other.name == "other"
+    assert mlp.compile(mesh="a:2", layout=printed).explain().json["layout"] == "base"
+
+
 def test_states_lie_on_disk() -> None:
     @md.program
     def trained(x: md.Tensor[batch, io]):

@@ -71,3 +71,10 @@ def test_a_refusal_is_one_line(cli: Cli) -> None:
         assert len(done.err.splitlines()) == 3
         assert "\\x" not in done.err
         assert "Value error" not in done.err
+
+
+def test_a_layout_that_is_written_out_has_the_name_it_is_given(cli: Cli) -> None:
+    named = cli("explain", MLP, "--layout", "layout other { batch -> rows }")
+    assert named.out.startswith("mlp under layout other on mesh ")
+    unnamed = cli("explain", MLP, "--layout", "{ batch -> rows }")
+    assert unnamed.out.startswith("mlp under layout { batch -> rows } on mesh ")
