@@ -197,7 +197,7 @@ class PanelGrid:
     def left(self) -> float:
         """The space at the left, for the title and the labels of the rows."""
         rows = self.directions[2]
-        ticks = max(width_of(rows.tick(n), 11) for n in rows.numbers) + 6 if rows.ticked else 0
+        ticks = max(width_of(rows.tick(n), 11) for n in rows.numbers) + 10 if rows.ticked else 0
         return (TITLE if rows.title else 0) + ticks
 
     @property
