@@ -40,7 +40,8 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.play.answer import answer, views
 
-meshdsl.play.browser_worker.reply("/colours", '{"text": "dim a = 2"}')
+meshdsl.play.browser_worker.runs_of({"text": program})  # which reads the library functions
+warming = meshdsl.play.browser_worker.warming(program)
 text = program.partition("\\nexpect")[0]  # what is expected needs a plan, from the cache or the solver
 made = Compilation(Source("program.mdsl", text), Options(reduce="deferred", cache=False), Diagnostics())
 assert answer(made)["result"] and views(made)["views"]

@@ -33,14 +33,21 @@ const load = async () => {
   python.runPython("import sys; sys.path_importer_cache.clear()"); // what folders had in the snapshot
   const { reply } = python.pyimport("meshdsl.play.browser_worker");
   postMessage({ ready: true });
-  return reply;
+  return { reply, warming: python.globals.get("warming") };
 };
 
+// What the first edit would be the first to need, step by step while nobody waits: questions come between.
+const warm = (steps) => setTimeout(() => steps.next().done || warm(steps));
+
 const loaded = load();
+let isWarm = false;
 addEventListener("message", async ({ data: { id, path, question } }) => {
   try {
-    const reply = await loaded;
+    const { reply, warming } = await loaded;
     postMessage({ id, reply: JSON.parse(reply(path, question)) });
+    if (isWarm || path === "/colours") return; // the program's answer comes next
+    isWarm = true;
+    warm(warming);
   } catch (error) {
     postMessage({ failed: String(error.message ?? error).slice(-500) });
   }

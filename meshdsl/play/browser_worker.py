@@ -8,12 +8,13 @@ the page, and has those of the first examples from the start.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from meshdsl.pipeline import Options
-from meshdsl.play.answer import runs_of
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.play.answer import answer, runs_of
 from meshdsl.play.jobs import PATHS, Jobs, job_of
 from meshdsl.play.protocol import CompareQuestion, CompileQuestion, Failed, JobAnswer
 from meshdsl.play.questions import HTTPRefused
@@ -32,6 +33,19 @@ def reply(path: str, body: str) -> str:
         return json.dumps([refused.status, {"error": refused.why}])
     except Exception as error:  # our own mistake: the page says so and lives on
         return json.dumps([500, {"error": f"meshdsl itself failed: {type(error).__name__}"}])
+
+
+def warming(text: str) -> Iterator[None]:
+    """Compile a small program, solver included, in steps of at most a tenth of a second or so.
+
+    The plan of the first answer comes from the cache. So the first edit would be the first to call
+    the solver, and would wait while the browser compiles it.
+    """
+    made = Compilation(Source(FILE, text), Options(cache=False), Diagnostics())
+    for stage in ("placed", "device", "emitted", "advised"):
+        getattr(made, stage)
+        yield
+    answer(made)
 
 
 _JOBS = Jobs()

@@ -18,9 +18,9 @@ import pytest
 
 from docs._ext.in_browser import is_program
 from docs.browser import build
-from meshdsl.placed import solver
+from meshdsl.placed import solver, zero_one
 from meshdsl.placed.solver import LinearProgram, NativeSolver, solving
-from meshdsl.play.browser_worker import reply
+from meshdsl.play.browser_worker import reply, warming
 from meshdsl.play.page import fragment, static_page
 from tests.browser import NEEDED, browser
 from tests.project import ROOT
@@ -69,6 +69,24 @@ def test_the_worker_answers_as_the_server_does() -> None:
 )
 def test_what_is_no_question_is_refused(path: str, body: object, status: int) -> None:
     assert json.loads(reply(path, json.dumps(body)))[0] == status
+
+
+def test_the_worker_has_called_the_solver_before_the_first_edit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solved: list[LinearProgram] = []
+
+    def noted(program: LinearProgram) -> Any:
+        solved.append(program)
+        return solving(program)
+
+    monkeypatch.setattr(zero_one, "solving", noted)
+    assert len([*warming(TEXT)]) == 4  # questions are answered between them
+    assert solved  # although the plan is in the cache
+    snapshot = (build.HERE / "snapshot.mjs").read_text(encoding="utf-8")
+    worker = (build.HERE / "worker.mjs").read_text(encoding="utf-8")
+    assert "warming = meshdsl.play.browser_worker.warming(" in snapshot
+    assert 'python.globals.get("warming")' in worker
 
 
 # --- the solver ------------------------------------------------------------------------------
