@@ -231,7 +231,7 @@
   const busy = (yes) => $("outcome").setAttribute("aria-busy", String(yes)); // not of what is typed
   const refresh = (pause = 0) => {
     busy(true);
-    if (searching && searching.asked !== JSON.stringify(question())) endSearch("The search has ended: the program has changed.");
+    if (searching && searching.asked !== JSON.stringify(question())) cutShort("The search has ended: the program has changed.");
     clearTimeout(waiting);
     waiting = setTimeout(compile, pause);
   };
@@ -381,16 +381,17 @@
     };
   };
 
-  let searching = null; // { asked, since }
+  let searching = null; // { asked, since, found }: the sentence on what is found so far
   const endSearch = (words) => {
     searching = null;
     $("search").textContent = "Search layouts";
     $("found").classList.remove("busy");
-    if (words) $("found-said").replaceChildren(...worded(words));
+    $("found-said").replaceChildren(...worded(words));
   };
+  const cutShort = (words) => endSearch(`${searching.found} ${words}`.trim());
   const search = async () => {
-    if (searching) return endSearch("The search was stopped.");
-    const mine = (searching = { asked: JSON.stringify(question()), since: performance.now() });
+    if (searching) return cutShort("The search was stopped.");
+    const mine = (searching = { asked: JSON.stringify(question()), since: performance.now(), found: "" });
     $("tab-found").hidden = false;
     turn($("tab-found"));
     $("search").textContent = "Stop the search";
@@ -401,6 +402,7 @@
       const reply = await inTurn("/search", JSON.parse(mine.asked));
       if (searching !== mine) return;
       if (wrong(reply)) return endSearch(wrong(reply));
+      mine.found = reply.body.sentence;
       tellFound(reply.body, text.value);
       if (!reply.body.more) return endSearch(`${reply.body.sentence} ${reply.body.note}`);
       if (performance.now() - mine.since > SEARCHED) return endSearch(`${reply.body.sentence} ${reply.body.note} It was stopped after ten seconds: \`meshdsl search\` has no limit of time.`);
@@ -586,6 +588,7 @@
   const open = (example) => {
     Object.assign(chosen, { program: null, mesh: null, layout: null, sbp: null, cluster: null, sizes: {} });
     Object.assign(spelled, { layout: LAYOUT.first, mesh: LAYOUT.first });
+    columns = null;
     entitle(example.name);
     replace(0, text.value.length, example.text);
     text.setSelectionRange(0, 0);

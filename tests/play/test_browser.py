@@ -217,6 +217,8 @@ const shown = (id) => document.getElementById(id);
 const [said, text] = [shown("verdict").textContent, shown("text").value];
 return [shown("outcome").ariaBusy, said, location.href, text];
 """
+SAID = "return document.querySelector(arguments[0]).textContent"
+PRESS = "document.querySelector(arguments[0]).click()"
 TYPE_OVER = """
 const area = document.getElementById("text");
 area.focus();
@@ -242,6 +244,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (inner / "play.html").write_text(static_page([*examples]), encoding="utf-8")
     answers = {f"/compile{text}": compiled(text) for text in (TEXT, EDITED)}
     answers |= {f"/{job}{TEXT}": asked(f"/{job}", more) for job, more in JOBS.items()}
+    answers[f"/search{TEXT}"]["more"] = True  # until it is stopped
     replies = json.dumps(answers)
     worker = STAND_IN.replace("REPLIES", replies)
     (inner / "play/worker.mjs").write_text(worker, encoding="utf-8")
@@ -284,8 +287,11 @@ def test_the_page_asks_its_worker_and_its_address_has_the_program(browser: Any, 
     assert (address, text) == (site, TEXT)
     assert "2 collectives send 64 KiB per device." in said
     for tab, shown in (("tab-compare", "compared"), ("search", "layouts")):
-        browser.execute_script(f"document.getElementById('{tab}').click()")
+        browser.execute_script(PRESS, f"#{tab}")
         until(partial(browser.find_elements, "css selector", f"#{shown} td"))
+    browser.execute_script(PRESS, "#search")
+    found = browser.execute_script("return document.getElementById('found-said').textContent")
+    assert found == f"{asked('/search', {})['sentence']} The search was stopped."
     browser.execute_script(TYPE_OVER, EDITED)
     said, address, _ = until(lambda: (s := settled(browser))[1] != site and s)
     assert "send 32 KiB per device." in said
@@ -351,11 +357,35 @@ def test_the_built_page_compiles_by_itself(browser: Any) -> None:
         said, *_ = settled(browser)
         result = compiled(TEXT)["result"]
         assert said == result["sentence"]
-        browser.execute_script("document.getElementById('whole').click()")
+        browser.execute_script(PRESS, "#whole")
         python = "return document.getElementById('python').textContent"
-        browser.execute_script("document.getElementById('tab-emitted').click()")
+        browser.execute_script(PRESS, "#tab-emitted")
         text = asked("/views", {})["views"]["code"]["whole"]
         until(lambda: browser.execute_script(python) == text)
         browser.execute_script(TYPE_OVER, TEXT.replace("io = 512", "io = 96"))
         said, *_ = until(lambda: "12 KiB" in (s := settled(browser))[0] and s)
+        _search_and_compare(browser)
         assert browser.get_log("browser") == []
+
+
+def _search_and_compare(browser: Any) -> None:
+    """Search the layouts of the program on the page, use the best one, and compare two others."""
+    text = settled(browser)[-1]
+    best, second, *_ = asked("/search", {"text": text})["layouts"]
+    rows = partial(browser.find_elements, "css selector", "#layouts tr:has(td)")
+    browser.execute_script(PRESS, "#search")
+    until(lambda: rows() and settled(browser)[0] and _said(browser, "#search") == "Search layouts")
+    assert best["layout"] in rows()[0].text
+    browser.execute_script(PRESS, "#layouts tr:nth-child(2) button + button")  # Compare
+    until(partial(browser.find_elements, "css selector", "#compared td"))
+    browser.execute_script(PRESS, "#layouts tr:nth-child(3) button + button")
+    until(lambda: "in 3 columns" in _said(browser, "#compared"))
+    assert all(each["layout"] in _said(browser, "#columns") for each in (best, second))
+    browser.execute_script(PRESS, "#layouts tr:nth-child(2) button")  # Use
+    said, _, text = until(lambda: "layout searched" in (s := settled(browser))[0] and s)
+    assert said.endswith(compiled(text, layout="searched")["result"]["sentence"])
+    until(lambda: "layout searched" in _said(browser, "#compared"))
+
+
+def _said(browser: Any, selector: str) -> str:
+    return str(browser.execute_script(SAID, selector))
