@@ -1,174 +1,77 @@
-"""The tables of the parser as the cache keeps them: what they may hold, and what is sound in them.
-
-The classes are those that `lark.Lark.save` would pickle, with their names in the field `__type__`.
-"""
+"""The tables of the parser as the cache keeps them, and what is sound in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, TypeVar
+import re
+from typing import Annotated
 
-import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
-Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
-Width = Annotated[int, Meta(ge=0)]
-One = Annotated[list[str], Meta(min_length=1, max_length=1)]
+FREE = ("COMMENT", "AT", "BAD", "BAD_NAME", "BAD_NUMBER", "BAD_STRING")
+"""Words that no rule has, and that are read all the same."""
 
-
-class _Table(Struct, forbid_unknown_fields=True, tag_field="__type__"):
-    pass
+State = Annotated[int, Meta(ge=0)]
 
 
-class Reference(Struct, forbid_unknown_fields=True):
-    """The number of a rule or a terminal."""
+class Rule(Struct, array_like=True, forbid_unknown_fields=True):
+    """A rule: what it is called on the stack, what its tree is called, and how many parts it reads.
 
-    number: Number = field(name="@")
-
-
-Action = Annotated[list[Number | Reference], Meta(min_length=2, max_length=2)]
-"""0 and the state that comes next, or 1 and the rule that ends."""
-
-
-class _PatternStr(_Table, tag="PatternStr"):
-    value: str
-    flags: list[str]
-    raw: str
-
-
-class _PatternRE(_Table, tag="PatternRE"):
-    value: str
-    flags: list[str]
-    raw: str
-    width: Annotated[list[Width], Meta(min_length=2, max_length=2)] = field(name="_width")
-
-
-class _Terminal(_Table, tag="Terminal"):
-    name: str
-    filter_out: bool
-
-
-class _NonTerminal(_Table, tag="NonTerminal"):
-    name: str
-
-
-class TerminalDef(_Table):
-    """A word of the language."""
+    `taken` are the children of the tree, in order: 2 * i is the part i, 2 * i + 1 are the children
+    of that part, and -1 is None, an optional part that was not written. The only child of a rule
+    that `is_transparent` is its tree.
+    """
 
     name: str
-    pattern: _PatternStr | _PatternRE
-    priority: int
+    tree: str
+    size: State
+    taken: list[Annotated[int, Meta(ge=-1)]]
+    is_transparent: bool
 
-
-class _RuleOptions(_Table, tag="RuleOptions"):
-    keep_all_tokens: bool
-    expand1: bool
-    priority: int | None
-    template_source: str | None
-    empty_indices: list[bool]
-
-    def is_of_other(self, rule: Rule) -> bool:
-        """Whether these cannot be the options of a rule."""
-        return bool(self.empty_indices) and self.empty_indices.count(False) != len(rule.expansion)
-
-
-class Rule(_Table):
-    """A rule of the grammar."""
-
-    origin: _NonTerminal
-    expansion: list[_Terminal | _NonTerminal]
-    order: Number
-    alias: str | None
-    options: _RuleOptions
-
-
-class _LexerConf(_Table, tag="LexerConf"):
-    terminals: list[Reference]
-    ignore: list[str]
-    g_regex_flags: Literal[0]
-    use_bytes: Literal[False]
-    lexer_type: Literal["basic"]
-
-
-class _ParserConf(_Table, tag="ParserConf"):
-    rules: list[Reference]
-    start: One
-    parser_type: Literal["lalr"]
-
-
-class _States(Struct, forbid_unknown_fields=True):
-    tokens: dict[Number, str]
-    states: dict[Number, dict[Number, Action]]
-    start_states: dict[str, Number]
-    end_states: dict[str, Number]
-
-
-class _Frontend(_Table, tag="ParsingFrontend"):
-    lexer_conf: _LexerConf
-    parser_conf: _ParserConf
-    parser: _States
-
-
-END = "$END"
-"""The word that lark puts behind the last one of a text."""
-
-Known = TypeVar("Known", TerminalDef, Rule)
+    def is_sound(self) -> bool:
+        """Whether it takes what it reads."""
+        return all(number < 2 * self.size for number in self.taken)
 
 
 class Tables(Struct, forbid_unknown_fields=True):
-    """A parser: its tables, and the rules and terminals that these have numbers of."""
+    """A parser: how words are read, and what it does in each of its states.
 
-    parser: _Frontend
-    rules: list[Reference]
-    memo: dict[Number, TerminalDef | Rule]
+    `words` are kinds by words that a kind like NAME has, by this kind. In a state `actions` has
+    what to do by the kind of the next word: the state that comes next, or ~ of the number of the
+    rule that ends; `gotos` has the state that follows what a rule has read, by its name.
+    """
 
-    def data(self, free: Iterable[str]) -> tuple[dict[str, Any], dict[int, Any]]:
-        """What lark makes a parser of, with words that are in no rule: those that are `free`.
+    pattern: str
+    ignored: list[str]
+    words: dict[str, dict[str, str]]
+    spelling: dict[str, str]
+    rules: list[Rule]
+    actions: list[dict[str, int]]
+    gotos: list[dict[str, State]]
+    start: State
 
-        Raises ValueError where a name or a number is of nothing.
+    def compiled(self) -> re.Pattern[str]:
+        """The expression that matches any word.
+
+        Raises ValueError where a name or a number of the tables is of nothing, and re.error.
         """
-        self._check({*free})
-        found = msgspec.to_builtins(self)
-        return {"parser": found["parser"], "rules": found["rules"]}, found["memo"]
-
-    def _check(self, free: set[str]) -> None:
-        lexer, conf, table = self.parser.lexer_conf, self.parser.parser_conf, self.parser.parser
-        words = {self._of(r, TerminalDef).name for r in lexer.terminals}
-        rules = [self._of(r, Rule) for r in (*self.rules, *self._reduced())]
-        tokens = {*table.tokens.values()}
-        names = {part.name for rule in rules for part in rule.expansion}
-        origins = {rule.origin.name for rule in rules}
+        pattern = re.compile(self.pattern)
+        states, kinds = len(self.actions), {kind for row in self.actions for kind in row}
         sound = (
-            tokens == names | origins | {END},
-            len(tokens) == len(table.tokens),
-            words - tokens - free == {*lexer.ignore},
-            {n for state in table.states.values() for n in state} <= table.tokens.keys(),
-            {*table.end_states.values(), *self._shifted()} <= table.states.keys(),
-            {*table.start_states.values()} <= table.states.keys(),
-            table.start_states.keys() == table.end_states.keys() == {*conf.start},
-            {r.number for r in (*lexer.terminals, *self.rules)} == self.memo.keys(),
-            self.rules == conf.rules,
-            not any(rule.options.is_of_other(rule) for rule in rules),
+            len(self.gotos) == states > self.start,
+            all(-len(self.rules) <= n < states for row in self.actions for n in row.values()),
+            all(n < states for row in self.gotos for n in row.values()),
+            {rule.name for rule in self.rules} == {name for row in self.gotos for name in row},
+            all(rule.is_sound() for rule in self.rules),
+            pattern.groupindex.keys() - kinds - {*FREE} == {*self.ignored},
+            self.words.keys() <= pattern.groupindex.keys(),
+            all(self._kind(pattern, text) == kind for kind, text in self.spelling.items()),
         )
-        if not all(sound):
+        if not all(sound) or pattern.match(""):
             raise ValueError("a name or a number is of nothing")
+        return pattern
 
-    def _of(self, reference: Reference, kind: type[Known]) -> Known:
-        found = self.memo.get(reference.number)
-        if not isinstance(found, kind):
-            raise ValueError(f"{reference.number} is no {kind.__name__}")
-        return found
-
-    def _actions(self) -> Iterable[list[int | Reference]]:
-        return (a for state in self.parser.parser.states.values() for a in state.values())
-
-    def _shifted(self) -> Iterator[int]:
-        """The states that come next. Raises ValueError where an action is none."""
-        for what, which in self._actions():
-            if what not in (0, 1) or (what == 1) != isinstance(which, Reference):
-                raise ValueError("this is no action")
-            if isinstance(which, int):
-                yield which
-
-    def _reduced(self) -> Iterator[Reference]:
-        return (which for _, which in self._actions() if isinstance(which, Reference))
+    def _kind(self, pattern: re.Pattern[str], text: str) -> str | None:
+        """The kind of a word."""
+        matched = pattern.fullmatch(text)
+        kind = matched and matched.lastgroup
+        return self.words.get(kind, {}).get(text, kind) if kind else None

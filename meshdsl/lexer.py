@@ -29,7 +29,7 @@ from pygments.token import (
 from meshdsl.records import dataclass
 
 if TYPE_CHECKING:
-    from lark import Token as Word
+    from meshdsl.grammar.parser import Token as Word
 
 DIM = Name.Constant
 AXIS = Name.Label

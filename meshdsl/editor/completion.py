@@ -34,7 +34,7 @@ from meshdsl.syntax.symbols import ACTIVATIONS, INIT, TENSORS, Kind, Symbol
 from meshdsl.syntax.tokens import CLOSERS, OPENERS, lex
 
 if TYPE_CHECKING:
-    from lark import Token
+    from meshdsl.grammar.parser import Token
 
 WINDOW = 4000
 """Characters before the cursor that are read for the brackets around it."""

@@ -22,7 +22,7 @@ from meshdsl.syntax.build_expressions import (
 from meshdsl.syntax.foreign_statements import statements
 
 if TYPE_CHECKING:
-    from lark import Token, Tree
+    from meshdsl.grammar.parser import Tree
 
 MAX_DEPTH = 200
 """The greatest depth of nested operators, calls, views and blocks."""
@@ -30,7 +30,7 @@ MAX_DEPTH = 200
 _DEEPENS = frozenset({"binary", "unary", "call", "view", "bracketed", "block"})
 
 
-def build_file(source: Source, file: Tree[Token]) -> tuple[ast.SourceFile, list[Diagnostic]]:
+def build_file(source: Source, file: Tree) -> tuple[ast.SourceFile, list[Diagnostic]]:
     """The syntax tree of a parsed file, and the errors that the grammar alone cannot find.
 
     Wrong or broken parts are left out: the smallest statement or declaration.

@@ -25,7 +25,7 @@ class TreeBuilder:
 
     def span(self, tree: Any) -> Span:
         """The span of a parse tree."""
-        return Span(self.source, tree.meta.start_pos, tree.meta.end_pos)
+        return Span(self.source, tree.start_pos, tree.end_pos)
 
     def name(self, token: Any) -> ast.Name:
         """A word as a name."""

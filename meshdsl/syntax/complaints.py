@@ -36,7 +36,7 @@ from meshdsl.syntax.tokens import (
 )
 
 if TYPE_CHECKING:
-    from lark import Token
+    from meshdsl.grammar.parser import Token
 
 _ENDS_WRONG = OPERATORS | {"NOT"}
 _EXPRESSION = frozenset({"NAME", "NUMBER", "STRING", "LPAR", "MINUS", "NOT"})

@@ -75,7 +75,7 @@ def _for(b: TreeBuilder, tree: Any, body: Body) -> ast.Repeat:
     """A loop over a dim, or over `range` of one; with a colon, its body are the lines below."""
     word, _, _, over, *block = tree.children
     dim = _dim(b.expr(over))
-    head = Span(b.source, word.start_pos, over.meta.end_pos)
+    head = Span(b.source, word.start_pos, over.end_pos)
     if dim is None:
         help = (
             "write `repeat layers { … }` with a dim for the number of rounds: `dim layers = 4`; "

@@ -17,7 +17,7 @@ from meshdsl.syntax.spacing import Bracket, joined
 from meshdsl.syntax.tokens import CLOSERS, DECLARATIONS, OPENERS, lex
 
 if TYPE_CHECKING:
-    from lark import Token
+    from meshdsl.grammar.parser import Token
 
 _INDENT = 2
 
@@ -89,9 +89,7 @@ def _broken_braces(words: list[Token]) -> set[int]:
 
 
 def _line_end(near: Token) -> Token:
-    from lark import Token
-
-    return Token.new_borrow_pos("_NL", "\n", near)
+    return near.as_kind("_NL", "\n")
 
 
 def _without_commas(words: list[Token]) -> list[Token]:

@@ -103,14 +103,13 @@ def parse(source: Source) -> tuple[ast.SourceFile, tuple[Diagnostic, ...]]:
     """
     from meshdsl.syntax.build import build_file
     from meshdsl.syntax.recover import parse_tree
-    from meshdsl.syntax.tokens import lex, significant, too_deep, too_large
+    from meshdsl.syntax.tokens import beyond_limits, lex, significant
 
     words = lex(source)
-    tokens = significant(words)
-    beyond = too_large(source, words) or too_deep(source, tokens)
+    beyond = beyond_limits(source, words)
     if beyond is not None:
         return ast.SourceFile((), Span(source, 0, len(source.text))), (beyond,)
-    tree, errors = parse_tree(source, tokens)
+    tree, errors = parse_tree(source, significant(words))
     file, more = build_file(source, tree)
     return file, tuple(sorted([*errors, *more], key=lambda d: d.span.start if d.span else 0))
 
@@ -132,16 +131,15 @@ def parse_expression(text: str) -> ast.Expr | None:
 
 def parse_scheduled(source: Source) -> tuple[ast.CallExpr | None, tuple[Diagnostic, ...]]:
     """The tree of the schedule of a layout, `one_f_one_b[batch](8)`, or what is wrong with it."""
-    from lark import Token
-
+    from meshdsl.grammar.parser import Token
     from meshdsl.syntax.build import build_file
     from meshdsl.syntax.recover import parse_tree
-    from meshdsl.syntax.tokens import lex, significant, too_deep, too_large
+    from meshdsl.syntax.tokens import beyond_limits, lex, significant
 
     words = [word for word in lex(source) if word.type != "_NL"]
     if words and words[0].type == "WITH":  # as a layout has it
         words = words[1:]
-    beyond = too_large(source, words) or too_deep(source, words)
+    beyond = beyond_limits(source, words)
     if beyond is not None:
         return None, (beyond,)
     before = ("LAYOUT", "NAME", "LBRACE", "RBRACE", "WITH")
@@ -159,14 +157,13 @@ def parse_mesh(source: Source) -> tuple[ast.MeshDecl | None, tuple[Diagnostic, .
 
     It is what is printed of one: all of it, or `{ rows: 2, cols: 2 }`, with or without its name.
     """
-    from lark import Token
-
+    from meshdsl.grammar.parser import Token
     from meshdsl.syntax.build import build_file
     from meshdsl.syntax.recover import parse_tree
-    from meshdsl.syntax.tokens import lex, significant, too_deep, too_large
+    from meshdsl.syntax.tokens import beyond_limits, lex, significant
 
     words = lex(source)
-    beyond = too_large(source, words) or too_deep(source, words)
+    beyond = beyond_limits(source, words)
     if beyond is not None:
         return None, (beyond,)
     tokens = list(significant(words))
@@ -192,14 +189,13 @@ def parse_layout(source: Source) -> tuple[ast.LayoutDecl | None, tuple[Diagnosti
     It is what is printed of one: all of it, its rules in braces, or these alone; then `with` and
     the schedule, if it has one.
     """
-    from lark import Token
-
+    from meshdsl.grammar.parser import Token
     from meshdsl.syntax.build import build_file
     from meshdsl.syntax.recover import parse_tree
-    from meshdsl.syntax.tokens import lex, significant, too_deep, too_large
+    from meshdsl.syntax.tokens import beyond_limits, lex, significant
 
     words = lex(source)
-    beyond = too_large(source, words) or too_deep(source, words)
+    beyond = beyond_limits(source, words)
     if beyond is not None:
         return None, (beyond,)
     first = next((word.type for word in significant(words)), "")

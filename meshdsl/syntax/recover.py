@@ -8,9 +8,12 @@ inside ( ) and [ ] are dropped here, not before: only here is it known that a br
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Any
+from dataclasses import field
 
 from meshdsl.diagnostics import MAX_ERRORS, Diagnostic, Source
+from meshdsl.grammar import load
+from meshdsl.grammar.parser import LAST, Parse, Part, Token, Tree, UnexpectedWord
+from meshdsl.records import dataclass
 from meshdsl.syntax.tokens import (
     CLOSERS,
     DECLARATIONS,
@@ -21,18 +24,16 @@ from meshdsl.syntax.tokens import (
     STATEMENTS,
 )
 
-if TYPE_CHECKING:
-    from lark import Token, Tree
-
 _OPENS_BLOCK = frozenset({"DEF", "PROGRAM", "REPEAT", "RECOMPUTE"})
 _OPENS_ENTRIES = frozenset(
     {"MESH", "LAYOUT", "SBP", "SCHEDULE", "WEIGHTS", "EXPECT", "DIM", "MINIMIZE"}
 )
 
 
-def parse_tree(source: Source, tokens: list[Token]) -> tuple[Tree[Token], list[Diagnostic]]:
+def parse_tree(source: Source, tokens: list[Token]) -> tuple[Tree, list[Diagnostic]]:
     """The parse tree of the words, with `broken` for parts in error, and the errors."""
-    run = _Recovery(source, tokens)
+    tables = load().tables
+    run = _Recovery(source, tokens, Parse(tables, [tables.start]))
     at = 0
     while at < len(tokens) and len(run.errors) < MAX_ERRORS:
         at = run.step(at)
@@ -44,20 +45,15 @@ def parse_tree(source: Source, tokens: list[Token]) -> tuple[Tree[Token], list[D
     return tree, run.errors
 
 
+@dataclass(slots=True, eq=False)
 class _Recovery:
     """One parse: the parser's state, the brackets open now, and the errors so far."""
 
-    def __init__(self, source: Source, tokens: list[Token]) -> None:
-        from lark.exceptions import UnexpectedToken
-
-        from meshdsl.grammar import load
-
-        self.unexpected = UnexpectedToken
-        self.source = source
-        self.tokens = tokens
-        self.errors: list[Diagnostic] = []
-        self.opened: list[Token] = []
-        self.parser: Any = load().parse_interactive()
+    source: Source
+    tokens: list[Token]
+    parser: Parse
+    errors: list[Diagnostic] = field(default_factory=list)
+    opened: list[Token] = field(default_factory=list)
 
     def step(self, at: int) -> int:
         """Parse the word at index `at`; the index of the word to go on with."""
@@ -68,12 +64,12 @@ class _Recovery:
         if token.type == "NAME" and str(token) in FOREIGN_STARTS:
             word = self.foreign_start(at) or token
         try:
-            self.parser.feed_token(word)
-        except self.unexpected:
+            self.parser.feed(word)
+        except UnexpectedWord:
             other = self.foreign_word(at)
             if other is None:
                 return self.recover(at)
-            self.parser.feed_token(other)
+            self.parser.feed(other)
         if token.type in OPENERS:
             self.opened.append(token)
         elif token.type in CLOSERS:
@@ -103,24 +99,20 @@ class _Recovery:
 
     def accepted(self, token: Token, kind: str) -> Token | None:
         """The word as one of another kind, where the parser takes that."""
-        from lark import Token
+        return token.as_kind(kind) if self.parser.takes(kind) else None
 
-        return Token.new_borrow_pos(kind, str(token), token) if self.accepts(kind) else None
-
-    def accepts(self, kind: str) -> bool:
-        """Whether the parser takes a word of this kind now."""
-        return kind in self.parser.accepts()
-
-    def finish(self) -> Tree[Token]:
+    def finish(self) -> Tree:
         """Close all open brackets at the end of the file; the tree."""
         if self.opened and len(self.errors) < MAX_ERRORS:
             self.report(len(self.tokens), self.tokens[-1])
         if any(token.type == "LBRACE" for token in self.opened):
             self.close_blocks(len(self.source.text))
-        elif "$END" not in self.parser.accepts():
+        elif not self.parser.takes(LAST.type):
             self.break_off()
             self.feed("_NL")
-        tree: Tree[Token] = self.parser.feed_eof(self.tokens[-1] if self.tokens else None)
+        self.parser.feed(LAST)
+        tree = self.parser.parts[0]
+        assert isinstance(tree, Tree)
         return tree
 
     def recover(self, at: int) -> int:
@@ -150,7 +142,7 @@ class _Recovery:
                     before=self.tokens[at - 2] if second else before,
                     begins_line=self.begins_line(at),
                     following=self.tokens[at + 1 : at + 3],
-                    expected=frozenset(self.parser.accepts()),
+                    expected=self.parser.accepts(),
                     opened=tuple(self.opened),
                     head=head,
                     block=self.block(),
@@ -178,19 +170,15 @@ class _Recovery:
 
     def feed(self, kind: str, at: int | None = None) -> None:
         """Feed a made-up word of no width, at an offset where a node is to end with it."""
-        from lark import Token
-
-        self.parser.feed_token(Token(kind, "", start_pos=at, end_pos=at))
+        self.parser.feed(Token(kind, "", at, at))
 
     def head_of_broken(self, at: int) -> int:
         """Index of the first word of the unfinished statement, entry or declaration."""
         start = self.tokens[at].start_pos
-        states = self.parser.parser_state
-        table = states.parse_conf.parse_table.states
-        closed = 0
-        values = [*reversed(states.value_stack), None]  # the state below all has none
-        for state, value in zip(reversed(states.state_stack), values, strict=True):
-            if "BROKEN" in table[state] and not closed:
+        parser, closed = self.parser, 0
+        values = [*reversed(parser.parts), None]  # the state below all has none
+        for state, value in zip(reversed(parser.states), values, strict=True):
+            if "BROKEN" in parser.tables.actions[state] and not closed:
                 break
             start = _start(value, start)
             closed = _closed(closed, value)
@@ -201,12 +189,11 @@ class _Recovery:
 
         A block that was closed already comes off whole: nothing more can be inside it.
         """
-        state = self.parser.parser_state
-        closed = 0
-        while closed or "BROKEN" not in self.parser.choices():
-            state.state_stack.pop()
-            closed = _closed(closed, state.value_stack.pop())
-        words = [value for value in state.value_stack if not hasattr(value, "meta")]
+        parser, closed = self.parser, 0
+        while closed or "BROKEN" not in parser.choices():
+            parser.states.pop()
+            closed = _closed(closed, parser.parts.pop())
+        words = [part for part in parser.parts if isinstance(part, Token)]
         self.opened = [word for word in words if word.type == "LBRACE"]
         self.feed("BROKEN")
 
@@ -214,7 +201,7 @@ class _Recovery:
         """Pretend that every brace is closed at an offset and the declaration ended."""
         for opened in self.opened:
             if opened.type == "LBRACE":
-                if "RBRACE" not in self.parser.accepts():
+                if not self.parser.takes("RBRACE"):
                     self.break_off()
                 self.feed("RBRACE", at)
         self.feed("_NL")
@@ -264,7 +251,7 @@ class _Recovery:
             return False
         if word.type == "_NL":
             return bool(self.opened) or self.next_is_declaration(index)
-        return word.type == "COMMA" and "COMMA" in self.parser.accepts()
+        return word.type == "COMMA" and self.parser.takes("COMMA")
 
     def runs_on(self, line_end: int, head: int) -> bool:
         """Whether a line ends after an operator and the next one, further in, continues it."""
@@ -306,18 +293,15 @@ class _Recovery:
         return self.source.position(token.start_pos or 0)[1]
 
 
-def _closed(closed: int, value: Any) -> int:
-    """The number of blocks left half removed, once `value` comes off the stack."""
-    kind = getattr(value, "type", "")
+def _closed(closed: int, part: Part) -> int:
+    """The number of blocks left half removed, once `part` comes off the stack."""
+    kind = part.type if isinstance(part, Token) else ""
     return closed + 1 if kind == "RBRACE" else max(0, closed - (kind == "LBRACE"))
 
 
-def _start(value: Any, otherwise: int | None) -> int | None:
+def _start(part: Part, otherwise: int | None) -> int | None:
     """The start of a tree or word on the stack; `otherwise` for an empty tree."""
-    if hasattr(value, "meta"):
-        return getattr(value.meta, "start_pos", otherwise)
-    start: int | None = value.start_pos
-    return start
+    return otherwise if part is None or part.start_pos is None else part.start_pos
 
 
 def _follow(nested: list[Token], word: Token) -> None:

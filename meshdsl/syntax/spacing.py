@@ -8,7 +8,7 @@ from meshdsl.records import dataclass
 from meshdsl.syntax.tokens import CLOSERS, OPENERS
 
 if TYPE_CHECKING:
-    from lark import Token
+    from meshdsl.grammar.parser import Token
 
 _OPERAND_ENDS = frozenset(
     {"NAME", "SUB_AXIS", "NUMBER", "STRING", "RPAR", "RSQB", "RBRACE", "ELLIPSIS"}

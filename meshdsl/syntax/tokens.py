@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Related, Source, Span
-from meshdsl.grammar import CONTEXTUAL
-
-if TYPE_CHECKING:
-    from lark import Token
+from meshdsl.grammar import CONTEXTUAL, load
+from meshdsl.grammar.parser import Token
 
 OPENERS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 """The closing word of each opening word."""
@@ -82,17 +79,13 @@ def lex(source: Source) -> list[Token]:
     Never fails: unknown words come as `BAD`, `BAD_NAME`, `BAD_NUMBER` or `BAD_STRING`.
     Of a text with more than `MAX_WORDS` words, one more than these.
     """
-    from lark import Token
-
-    from meshdsl.grammar import load
-
-    words = list(itertools.islice(load().lex(source.text), MAX_WORDS + 1))
+    words = list(itertools.islice(load().words(source.text), MAX_WORDS + 1))
     for index in range(len(words) - 1):
         if words[index] in _CONTEXTUAL and _begins_declaration(words, index):
             word = words[index]
-            words[index] = Token.new_borrow_pos(_CONTEXTUAL[word], str(word), word)
+            words[index] = word.as_kind(_CONTEXTUAL[word])
         elif index > 1 and words[index] == "for" and words[index - 2].type == "EXPECT":
-            words[index] = Token.new_borrow_pos("FOR", "for", words[index])
+            words[index] = words[index].as_kind("FOR")
     return words
 
 
@@ -110,20 +103,15 @@ def significant(tokens: list[Token]) -> list[Token]:
 
     No line end comes first. The last one is synthetic, of no width, where the file has none.
     """
-    from lark import Token
-
     words: list[Token] = []
+    ended = True
     for token in tokens:
-        if token.type == "COMMENT" or (token.type == "_NL" and _ends_line(words)):
-            continue
-        words.append(token)
-    if not _ends_line(words):
-        words.append(Token.new_borrow_pos("_NL", "", words[-1]))
+        if token.type != "COMMENT" and not (ended and token.type == "_NL"):
+            words.append(token)
+            ended = token.type == "_NL"
+    if not ended:
+        words.append(words[-1].as_kind("_NL", ""))
     return words
-
-
-def _ends_line(tokens: list[Token]) -> bool:
-    return not tokens or tokens[-1].type == "_NL"
 
 
 def span_of(source: Source, token: Token) -> Span:
@@ -133,24 +121,21 @@ def span_of(source: Source, token: Token) -> Span:
     return Span(source, token.start_pos, token.end_pos)
 
 
-def too_large(source: Source, tokens: list[Token]) -> Diagnostic | None:
-    """A complaint about more than `MAX_WORDS` words, or the first name that is too long."""
+def beyond_limits(source: Source, tokens: list[Token]) -> Diagnostic | None:
+    """A complaint about more than `MAX_WORDS` words, or about the first word that is too much.
+
+    That is a name that is too long, or a bracket that is nested deeper than `MAX_NESTING`.
+    """
     if len(tokens) > MAX_WORDS:
         message = f"the text has more than {MAX_WORDS:,} words"
         help = "write what is done many times with `repeat` and `def`; other files hold data"
         return Diagnostic("MD0017", message, span_of(source, tokens[-1]), help=help)
+    opened: list[Token] = []
     for token in tokens:
         if len(token) > MAX_NAME and token.type in ("NAME", "SUB_AXIS", "BAD_NAME"):
             message = f"a name of {len(token):,} characters; it may have {MAX_NAME}"
             help = "choose a shorter name"
             return Diagnostic("MD0017", message, span_of(source, token), help=help)
-    return None
-
-
-def too_deep(source: Source, tokens: list[Token]) -> Diagnostic | None:
-    """A complaint about the first bracket that is nested deeper than `MAX_NESTING`."""
-    opened: list[Token] = []
-    for token in tokens:
         if token.type in OPENERS:
             opened.append(token)
         elif token.type in CLOSERS and opened:
