@@ -97,6 +97,8 @@ class OperatorText:
         elif node.onto is not None:
             self._write_onto(node, node.onto)
             self.state.fresh.update(node.outs if node.ins[node.onto] in self.state.fresh else ())
+        elif node.outs[0] in self.state.places:
+            self._fill(node)
         elif node in self.streamed or node in self.rounded:
             if node in self.streamed:
                 self._in_chunks(self.streamed[node])
@@ -181,6 +183,23 @@ class OperatorText:
         self.out.take_back(last.start)
         self.state.renamed.add(last.var)
         self.state.variables.forget(last.var)
+
+    def _fill(self, node: Compute) -> None:
+        """Write an operator that writes its result to its slice of a stack.
+
+        That has a name where something else reads it, too.
+        """
+        call, fills, target = self._call(node), lookup(node.name).fills, node.outs[0]
+        assert fills is not None, f"{node.name} has no text that fills"
+        stack, at = self.state.places[target]
+        text = fills(call, f"{self.state.name(stack)}{at}")
+        for line in call.lines:
+            self.out.statement(line)
+        if self.state.uses[target] > 1:
+            self.state.let(target, text)
+        else:
+            self.out.statement(text)
+            self.state.renamed.add(target)
 
     def _add_to(self, node: Compute, total: str) -> None:
         """Write an operator that adds its result to an existing tensor."""

@@ -251,6 +251,9 @@ class StatementWriter(NotationWriter):
         """Write the statements of an iteration."""
         # Values from outside are needed again in the next iteration: not to be overwritten inside.
         outside, self.state.fresh = self.state.fresh, set(self._own(node))
+        at = f"[{self.state.variables.word(node.index)}]"
+        there = (c for c in node.collected if c.made_there)
+        self.state.places.update((c.inside, PrefetchedSlice(c.outer, at)) for c in there)
         self.loops.append(node)
         super().body(node)
         self.loops.pop()
@@ -371,7 +374,7 @@ class StatementWriter(NotationWriter):
 
     def filled(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """Write the collected slice, unless it is written over its place already, or comes late."""
-        if made.stack is not None or made.inside not in node.ends:
+        if made.stack is not None or made.made_there or made.inside not in node.ends:
             return
         record = self.records.get(made.outer, (made.outer,))
         if record[0] is not made.outer:

@@ -50,6 +50,7 @@ class TextState:
     fresh:      variables whose memory no other one shares.
     views:      variables that may be views of another, perhaps with elements that share a location.
     prefetched: slices that are not written by name.
+    places:     by slice of a stack that its operator writes there, its stack and where it is there.
     totals:     the identifiers of the sums that passes add to: they belong to the function around.
     last:       the last assignment, where a renaming may still take it back.
     renamed:    variables whose assignment was taken back so.
@@ -80,6 +81,7 @@ class TextState:
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()
         self.prefetched: dict[Var, PrefetchedSlice] = {}
+        self.places: dict[Var, PrefetchedSlice] = {}
         self.totals: frozenset[str] = frozenset()
         self.last: LastAssignment | None = None
         self.renamed: set[Var] = set()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.donated_gradients import donated_gradients
+from meshdsl.device.filled_stacks import filled_stacks
 from meshdsl.device.grouped_norms import grouped_norms
 from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
@@ -29,7 +30,11 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
 
     `stored` says which parameters single devices have, where another program decides that.
     """
-    grouped = (grouped_norms, donated_gradients, grouped_updates) if program.updates else ()
+    grouped = (
+        (grouped_norms, donated_gradients, grouped_updates, filled_stacks)
+        if program.updates
+        else ()
+    )
     moved = _moved() if program.kept else ()
     # What is kept on the host comes back under a name of its own.
     named = (saved_names,) if program.updates and not moved else ()

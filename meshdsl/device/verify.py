@@ -208,6 +208,11 @@ class _DeviceVerifier(Verifier[Var]):
         self.nodes(node.body)
         self.works, self.passing = under_way, self.passing and not isinstance(node, Pipeline)
         self.need(node.ends, node.index)
+        makers = {var: maker for maker in node.body for var in maker.makes}
+        for item in (c for c in node.collected if c.made_there):
+            maker = makers.get(item.inside)
+            fills = isinstance(maker, Compute) and lookup(maker.name).fills is not None
+            assert fills, f"{item.inside.name} is not made in its stack"
         # What only an iteration has is known no more: a later loop may have a variable of its name.
         stay = {v.name for v in (*outside, *(c.result for c in node.carries))}
         self.names -= {v.name for v in self.known} - stay

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.ops import arithmetic_gradients, kit, zeros
-from meshdsl.ops.einsum_text import added_product, adding_text, einsum_text, is_contiguous
+from meshdsl.ops.einsum_text import (
+    added_product,
+    adding_text,
+    einsum_text,
+    filling_text,
+    is_contiguous,
+)
 
 
 def _infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
@@ -109,6 +115,12 @@ def _may_add(sig: kit.Signature, split: frozenset[str], is_contiguous: bool) -> 
     return way is not None and (is_contiguous or way.is_flat)
 
 
+def _may_fill(sig: kit.Signature) -> bool:
+    """Whether it is a product of matrices."""
+    is_float = sig.outs[0].dtype.kind == "float"
+    return is_float and added_product(sig.ins, sig.outs[0]) is not None
+
+
 kit.operator(
     "einsum",
     kit.Surface("out", (1, None)),
@@ -125,6 +137,8 @@ kit.operator(
     scratch=_scratch,
     adds=adding_text,
     adds_to=_may_add,
+    fills=filling_text,
+    fills_to=_may_fill,
     contiguous=lambda sig: is_contiguous(sig.ins, sig.outs[0]),
     meaning="The product of all operands, summed over the dims that the result lacks.",
 )

@@ -329,17 +329,28 @@ def _copied(
 
 def adding_text(call: kit.TorchCall, total: str) -> str:
     """The text that adds an einsum to `total`, dims of which may have to be joined."""
+    over, groups, matrices = _product_onto(call, total)
+    return f"{over}.{'baddbmm_' if groups.batch else 'addmm_'}({matrices})"
+
+
+def filling_text(call: kit.TorchCall, whole: str) -> str:
+    """The text that writes an einsum to `whole`, dims of which may have to be joined."""
+    over, groups, matrices = _product_onto(call, whole)
+    return f"torch.{'bmm' if groups.batch else 'mm'}({matrices}, out={over})"
+
+
+def _product_onto(call: kit.TorchCall, onto: str) -> tuple[str, _RoleGroups, str]:
+    """The text of an existing tensor as a matrix, the dims joined in it, and both matrices."""
     way = added_product(call.ins, call.outs[0])
-    assert way is not None, "a product that cannot be added to a sum"
+    assert way is not None, "a product that is not of matrices"
     terms = [_term(call, i) for i in (way.left, 1 - way.left)]
     matrices = [
         _side(term, *side) or _side(_in_order(term, *side), *side)
         for term, side in zip(terms, _sides(way.groups), strict=True)
     ]
     groups = way.groups
-    over = _flattened(total, len(groups.batch), groups.rows, groups.cols)
-    function = "baddbmm_" if groups.batch else "addmm_"
-    return f"{over}.{function}({matrices[0]}, {matrices[1]})"
+    over = _flattened(onto, len(groups.batch), groups.rows, groups.cols)
+    return over, groups, ", ".join(matrices)
 
 
 def _sides(groups: _RoleGroups) -> tuple[tuple[kit.Names, kit.Names, kit.Names], ...]:

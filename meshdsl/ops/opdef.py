@@ -518,6 +518,9 @@ class OpDef:
           other one for it; None: there is no such text.
     adds_to: (local signature, split dims, whether the existing tensor is contiguous) -> whether a
              call has this text, where both tensors have one dtype.
+    fills: a call, a contiguous tensor -> torch text that writes the result to that tensor, with no
+           other one for it; None: there is no such text.
+    fills_to: local signature -> whether a call has this text; None: every call.
     contiguous: local signature -> whether the torch text makes a contiguous tensor.
     adds_up: a device may call it on several tensors: the result is the sum of those of each.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
@@ -586,6 +589,8 @@ class OpDef:
     averages: bool = False
     adds: Adds | None = None
     adds_to: Callable[[Signature, frozenset[str], bool], bool] | None = None
+    fills: Adds | None = None
+    fills_to: Callable[[Signature], bool] | None = None
     contiguous: Callable[[Signature], bool] = lambda sig: False
     adds_up: bool = False
     scratch: Scratch | None = None

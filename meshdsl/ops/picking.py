@@ -120,6 +120,10 @@ def _stack_text(call: kit.TorchCall) -> str:
     return f"torch.stack({kit.tuple_text(tensors)}, {call.attrs['at']})"
 
 
+def _filling_text(call: kit.TorchCall, whole: str) -> str:
+    return f"{_stack_text(call).removesuffix(')')}, out={whole})"
+
+
 def _stack_gradient(call: kit.Backward) -> kit.Grads:
     dim, every = call.attrs["dim"], range(len(call.ins))
     if not call.grad.type.has(dim.name):
@@ -144,6 +148,7 @@ kit.operator(
         *moving.joint_extremes(3),
     ),
     gradient=_stack_gradient,
+    fills=_filling_text,
     meaning="The gradient of `pick`s of every index: the cotangents, one at each index of a dim.",
 )
 

@@ -28,6 +28,7 @@ import pytest
 
 from meshdsl.device import printer as device_printer
 from meshdsl.device.buckets import in_buckets
+from meshdsl.device.filled_stacks import filled_stacks
 from meshdsl.device.from_placed import lower
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.sums import added_directly, summed_in_place
@@ -148,6 +149,7 @@ PASSES: dict[str, Pass] = {
     "buckets": Pass(DEVICE, DEVICE, lambda p, _: in_buckets(p)),
     "sums_in_place": Pass(DEVICE, DEVICE, lambda p, _: summed_in_place(p)),
     "added_directly": Pass(DEVICE, DEVICE, lambda p, _: added_directly(p)),
+    "filled_stacks": Pass(DEVICE, DEVICE, lambda p, _: filled_stacks(p)),
     "overlap": Pass(DEVICE, DEVICE, lambda p, _: overlapped(p)),
 }
 

@@ -65,6 +65,27 @@ def test_texts_that_add_to_a_sum_are_right_on_any_memory(name: str, sample: Samp
             assert not unlike_on_memory(there, expected), f"{kind}, {said}"
 
 
+FILLING = {
+    label: (name, sample)
+    for label, (name, sample) in SAMPLES.items()
+    if lookup(name).fills is not None
+    and ((fills_to := lookup(name).fills_to) is None or fills_to(signature(lookup(name), sample)))
+}
+
+
+@of_each_operator(FILLING)
+def test_texts_that_fill_a_tensor_are_right_on_any_memory(name: str, sample: Sample) -> None:
+    """On the memory of operands; what is filled is contiguous, and had other numbers before."""
+    opdef, sig = lookup(name), signature(lookup(name), sample)
+    assert opdef.fills is not None
+    result, operands = sig.outs[0], drawn(sig, sample)
+    for said, given in one_at_a_time(operands):
+        there = to_torch(np.full(result.shape, np.nan), result)
+        text = call(sig)
+        run_lines(text, opdef.fills(text, "there"), given, names={"there": there})
+        assert not unlike_on_memory(there, meaning_of(opdef, sig, given)[0]), said
+
+
 CONTIGUOUS = {
     label: (name, sample)
     for label, (name, sample) in SAMPLES.items()
