@@ -24,6 +24,7 @@ from meshdsl.named.from_syntax import INITS
 from meshdsl.named.prelude import library
 from meshdsl.ops.opdef import load_all
 from meshdsl.report.palette import DARK
+from tests.once import made_once
 from tests.project import ROOT, copy_tree, tracked
 
 SOURCES = {".md", ".ipynb"}
@@ -55,14 +56,17 @@ sys.exit(code)
 TEXTS = "texts.json"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built from a copy of what git tracks."""
-    clone = copy_tree(tmp_path_factory.mktemp("clone"))
-    out = clone / "build" / "site"
+    """The site, built from a copy of what git tracks: once for all workers."""
+    return made_once(tmp_path_factory, "site", _build) / "build" / "site"
+
+
+def _build(clone: Path) -> None:
+    copy_tree(clone)
     options = ["-q", "-n", "-W", "--keep-going", "-c", "docs", "-d", "build/pages"]
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, *options, ".", out, f"build/{TEXTS}"],
+        [sys.executable, "-c", BUILD, *options, ".", "build/site", f"build/{TEXTS}"],
         cwd=clone,
         capture_output=True,
         text=True,
@@ -70,7 +74,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={"PATH": "", "MESHDSL_CACHE": os.environ["MESHDSL_CACHE"]},
     )
     assert (done.returncode, done.stderr) == (0, "")
-    return out
 
 
 @dataclass
