@@ -55,7 +55,7 @@ def paste(
     `without` names definitions that the program already has.
     """
     available = library()
-    missing = sorted(set(names) - set(available))
+    missing = sorted(set(names) - defined())
     assert not missing, f"the support library has no {', '.join(missing)}"
     wanted: set[str] = set()
     todo = set(names) - without
@@ -105,13 +105,6 @@ def _texts() -> tuple[tuple[str, str], ...]:
     return tuple(sorted((f.name, f.read_text("utf-8")) for f in files if f.name != "__init__.py"))
 
 
-@functools.cache
-def _modules() -> tuple[tuple[str, str, ast.Module], ...]:
-    """The modules of the support library: their names, their slim texts, their syntax."""
-    slimmed = ((name, slim(text)) for name, text in _texts())
-    return tuple((name, text, ast.parse(text)) for name, text in slimmed)
-
-
 def slim(text: str) -> str:
     """A module less the annotations in functions and the further lines of docstrings."""
     lines = text.splitlines()
@@ -151,13 +144,19 @@ def defined() -> frozenset[str]:
 
     A report asks for them too, which needs nothing else of the library: it is not parsed for that.
     """
-    names: set[str] = set()
-    for module, text in _texts():
-        new = ["".join(pair) for pair in _DEFINITION.findall(text)]
-        twice = names.intersection(new)
-        assert not twice, f"{module} defines {', '.join(sorted(twice))} again"
-        names.update(new)
-    return frozenset(names)
+    return frozenset(_homes())
+
+
+@functools.cache
+def _homes() -> dict[str, tuple[str, str]]:
+    """The module that defines each name, and its text."""
+    homes: dict[str, tuple[str, str]] = {}
+    for module in _texts():
+        new = ["".join(pair) for pair in _DEFINITION.findall(module[1])]
+        twice = homes.keys() & new
+        assert not twice, f"{module[0]} defines {', '.join(sorted(twice))} again"
+        homes |= dict.fromkeys(new, module)
+    return homes
 
 
 @functools.cache
@@ -175,11 +174,23 @@ def bound_names(text: str) -> Iterator[str]:
     yield from (name for name, _ in _imported(tree))
 
 
-@functools.cache
-def library() -> dict[str, Definition]:
-    """Every definition of the support library by name."""
-    made = (_definitions(*module, defined()) for module in _modules())
-    return {d.name: d for found in made for d in found}
+class Library(dict[str, Definition]):
+    """Definitions of the support library by name.
+
+    A module is parsed when a definition of it is first asked for: programs need a few of them, and
+    to parse all takes longer than to compile a small program.
+    """
+
+    def __missing__(self, name: str) -> Definition:
+        module, text = _homes()[name]
+        slimmed = slim(text)
+        made = _definitions(module, slimmed, ast.parse(slimmed), defined())
+        self.update((definition.name, definition) for definition in made)
+        return self[name]
+
+
+library = functools.cache(Library)
+"""The definitions that this process has parsed."""
 
 
 def _definitions(

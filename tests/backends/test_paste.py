@@ -15,12 +15,12 @@ import pytest
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.torch import inliner
-from meshdsl.backends.torch.inliner import library, merge_imports, paste
+from meshdsl.backends.torch.inliner import Library, defined, merge_imports, paste
 from meshdsl.diagnostics import DiagnosticError
 from tests.compiling import compile_text
 from tests.together import together
 
-STANDARD = [name for name, definition in library().items() if definition.name]
+STANDARD = sorted(defined())
 
 
 def bound(tree):
@@ -51,10 +51,17 @@ def test_every_definition_comes_with_all_it_needs(name):
 
 
 def test_names_are_found_without_parsing():
-    trees = [tree for _, _, tree in inliner._modules()]
+    trees = [ast.parse(text) for _, text in inliner._texts()]
     nodes = [node for tree in trees for node in tree.body]
     assert inliner.defined() == {n for node in nodes for n in inliner._defined(node)}
     assert inliner.imported() == {n for t in trees for n, line in inliner._imported(t) if line}
+
+
+def test_only_modules_that_are_asked_for_are_parsed():
+    known = Library()
+    assert known["Spec"].name == "Spec"
+    assert "all_reduce" not in known
+    assert set(known) < defined()
 
 
 def test_only_what_is_asked_for_is_pasted():
@@ -67,7 +74,7 @@ def test_only_what_is_asked_for_is_pasted():
 
 def test_pasted_text_can_be_executed_in_its_order():
     pasted = paste(set(STANDARD))
-    assert set(pasted.names) == set(library())
+    assert set(pasted.names) == defined()
     assert len(set(pasted.names)) == len(pasted.names)
     head = ["import numpy as np", "import torch", "import torch.distributed as dist"]
     code = "\n".join([*pasted.imports, *head, *pasted.texts])
