@@ -22,10 +22,11 @@ LONGEST_SHOWN = 60
 
 def way_free(value: Value, rule: Rule) -> str:
     """How to free a tensor of a rule; a subexpression is named first, since rules bind names."""
+    unsplit = f"do not split `{rule.dim}`"
     if function := _library_function(value):
-        return f"free it for this function: `{function}: {rule.dim} -> none`"
+        return f"{unsplit} in this function: `{function}: {rule.dim} -> none`"
     if value.name:
-        return f"free it for this tensor: `{value.label}: {rule.dim} -> none`"
+        return f"{unsplit} in this tensor: `{value.label}: {rule.dim} -> none`"
     text = " ".join(value.span.text.split())
     # An item of a view, `[c = ids]`, is no expression of its own.
     is_item = "->" in _outside_brackets(text) or re.match(r"\w+ *=(?!=)", text)
@@ -34,8 +35,8 @@ def way_free(value: Value, rule: Rule) -> str:
     names = itertools.chain(["part"], (f"part{i}" for i in itertools.count(2)))
     name = next(n for n in names if n not in words)
     return (
-        f"name it and free it: `{name} = {shown}` on a line before, `{name}` here, and in the "
-        f"layout `{name}: {rule.dim} -> none`"
+        f"{unsplit} here: write `{name} = {shown}` on a line before, `{name}` here, "
+        f"and in the layout `{name}: {rule.dim} -> none`"
     )
 
 

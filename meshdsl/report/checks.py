@@ -222,7 +222,8 @@ def _check_figure(
         if actual != wanted:
             over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
             where = f" in `{program}`" if len(figures) > 1 else ""
-            message = f"expected {entry.what.text}{over} {_said(wanted)}, but it is {_said(actual)}"
+            what = "bubble (idle share)" if entry.what.text == "bubble" else entry.what.text
+            message = f"expected {what}{over} {_said(wanted)}, but it is {_said(actual)}"
             why: str | None = "`meshdsl explain` shows where it comes from"
             fixes = _expected(entry.value.span, str(actual))
             if right:

@@ -28,8 +28,8 @@ def interleaved(devices: int, micro: int, chunks: int = 2) -> Rows:
     """
     rounds = max(1, micro // devices)
     help = f"use a multiple of {devices}"
-    equal = f"{rounds} equal rounds (of {devices} or more)"
-    what = f"{counted(micro, 'micro-batch')}, which do not divide into {equal}"
+    sizes = f"{counted(micro, 'micro-batch')} on {counted(devices, 'device')}"
+    what = f"{sizes}: {micro} // {devices} = {rounds} rounds would not be equal"
     needs(micro % rounds == 0, what, help)
     size = micro // rounds
     total = chunks * micro

@@ -482,7 +482,7 @@ def _refuse_deadlock(
         message = f"deadlock: {waits[0]}, which comes after it"
         ways = _earlier(schedule, at, chain.values(), places)
         _refuse("MD0525", message, where(first), help=help, ways=ways)
-    help = "in one of these rows, move what another device waits for before the pass that waits"
+    help = "in one of these rows, put the waiting pass after the one that another device waits for"
     others = ((d, where((d, at[d]))) for d in cycle[1:])
     related = [Related(span, f"device {d} waits here") for d, span in others if span is not None]
     ways = _earlier(schedule, at, chain.values(), places)
@@ -501,7 +501,8 @@ def _earlier(
         device, index = places[action]
         row, stop = schedule.rows[device], at[device]
         if stop < index:
-            title = f"move `{action.text(device)}` before `{row[stop].text(device)}`"
+            moved, before = action.text(device), row[stop].text(device)
+            title = f"move `{moved}` before `{before}` on device {device}"
             yield title, {device: (*row[:stop], action, *_without(row[stop:], index - stop))}
 
 
