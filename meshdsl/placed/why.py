@@ -56,7 +56,7 @@ def _runner_up(ask: Ask) -> str:
     return f"{which} sends {other.cost:,} B per device"
 
 
-CARRIED = ("each iteration yields a partial sum",)
+CARRIED = ("each iteration begins with a partial sum",)
 STAGED = ("each stage has a partial sum of it",)
 KEPT = ("it is stored as partial sums, like the value added to it",)
 ANNOTATED = ("the `sbp` block says so",)
