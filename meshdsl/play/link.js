@@ -1,5 +1,7 @@
 // A program in an address: JSON, compressed by DEFLATE, in the base64 of addresses.
 
+const MOST_COLUMNS = 6; // that are compared with the present layout
+const SHARED_VIEWS = ["devices", "time", "compare", "emitted"]; // that an address may open; a search is not in it
 const LONGEST = 1 << 20; // bytes of a program that is read from an address
 
 const through = async (bytes, stream) => {
@@ -24,7 +26,10 @@ const unpacked = async (code) => {
   return JSON.parse(new TextDecoder().decode(await through(bytes, new DecompressionStream("deflate-raw"))));
 };
 
-// The text and the choices of the page's address; what is missing or of another type is as in `start`.
+const areColumns = (found) => Array.isArray(found) && found.length <= MOST_COLUMNS
+  && found.every((one) => ["layout", "sbp"].includes(one?.kind) && typeof one.name === "string");
+
+// The text, the choices and the view of the page's address; what is missing or of another type is as in `start`.
 const linked = async (start) => {
   const code = new URLSearchParams(location.hash.slice(1)).get("code");
   if (code === null) return {};
@@ -35,5 +40,7 @@ const linked = async (start) => {
   if (start.clusters.includes(found.cluster)) chosen.cluster = found.cluster;
   if (start.policies.includes(found.reduce)) chosen.reduce = found.reduce;
   for (const [name, size] of Object.entries(found.sizes ?? {})) if (Number.isSafeInteger(size) && size > 0) chosen.sizes[name] = size;
-  return { text: found.text, chosen, linked: true };
+  const columns = areColumns(found.columns) ? found.columns.map(({ kind, name }) => ({ kind, name })) : null;
+  const view = SHARED_VIEWS.includes(found.view) ? found.view : null;
+  return { text: found.text, chosen, columns, view, linked: true };
 };

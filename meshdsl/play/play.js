@@ -169,8 +169,6 @@
   const offer = (choices) => {
     const { programs, layouts, sbps, meshes, dims } = choices;
     $("program-field").hidden = programs.length < 2;
-    if (programs.length > 1 && !programs.includes(chosen.program)) chosen.program = programs[0];
-    if (programs.length < 2) chosen.program = null;
     optionsOf($("program"), programs.map((p) => [p, p]), chosen.program);
     const first = layouts.length ? `${layouts[0]} (the first)` : "none: all whole";
     const others = named(layouts.slice(1), "layout");
@@ -183,9 +181,14 @@
     const cluster = meshes.length ? "that of the mesh, if it has one" : "none";
     optionsOf($("cluster"), [["", cluster], ...start.clusters.map((c) => [c, c])], chosen.cluster ?? "");
     optionsOf($("reduce"), start.policies.map((p) => [p, p]), chosen.reduce);
-    for (const name of Object.keys(chosen.sizes)) if (!(name in dims)) delete chosen.sizes[name];
     offerSizes(dims);
     showFields();
+  };
+  // What is chosen, without what the program does not have.
+  const keepKnown = ({ programs, dims }) => {
+    if (programs.length > 1 && !programs.includes(chosen.program)) chosen.program = programs[0];
+    if (programs.length < 2) chosen.program = null;
+    for (const name of Object.keys(chosen.sizes)) if (!(name in dims)) delete chosen.sizes[name];
   };
   const offerSizes = (dims) => {
     const there = new Map([...$("dims").querySelectorAll("input")].map((i) => [i.name, i]));
@@ -272,6 +275,7 @@
       $("result").classList.add("stale");
       return;
     }
+    keepKnown(body.choices);
     offer(body.choices);
     offerColumns(body.choices);
     const found = body.diagnostics;
@@ -334,7 +338,7 @@
   };
 
   const ALONE = "Choose a layout to see it beside the present one.";
-  let columns = null; // the layouts beside the present one: { kind, name }; null: those of the file
+  let columns = start.columns ?? null; // the layouts beside the present one: { kind, name }; null: those of the file
   let compared = ""; // the question that the columns on the page are the answer to
   const compare = async () => {
     if ($("compare").hidden || (shown === null)) return;
@@ -362,6 +366,7 @@
     columns = next;
     offerColumns(choices);
     compare();
+    remember();
   };
   let choices = { layouts: [], sbps: [] };
   const offerColumns = (known, present = columns ?? []) => {
@@ -377,7 +382,7 @@
     }));
     $("beside").onchange = ({ target }) => {
       const [kind, ...name] = target.value.split(":");
-      setColumns([...present, { kind, name: name.join(":") }].slice(-6));
+      setColumns([...present, { kind, name: name.join(":") }].slice(-MOST_COLUMNS));
     };
   };
 
@@ -425,7 +430,7 @@
       into.title = fix.title;
       const beside = button("Compare", () => {
         turn($("tab-compare"));
-        setColumns([...(columns ?? []).filter((c) => c.name !== layout), { kind: "layout", name: layout }].slice(-6));
+        setColumns([...(columns ?? []).filter((c) => c.name !== layout), { kind: "layout", name: layout }].slice(-MOST_COLUMNS));
       });
       const cell = make("td");
       cell.append(into, " ", beside);
@@ -513,6 +518,7 @@
       $(other.getAttribute("aria-controls")).hidden = other !== tab;
     }
     lookOn();
+    remember();
   };
   const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
   for (const tab of tabs) {
@@ -569,10 +575,17 @@
     document.querySelector("h1").textContent = `${name}.mdsl`;
   };
   let begun = "";
+  // The question, and what else the page shows: the compared columns, and the view unless it is the first one.
+  const state = () => {
+    const view = SHARED_VIEWS.find((id) => !$(id).hidden);
+    const entries = Object.entries({ ...question(), columns, view: view ?? null });
+    return Object.fromEntries(entries.filter(([, value]) => value !== null));
+  };
   const remember = async () => {
-    if (!isAlone || (!location.hash && JSON.stringify(question()) === begun)) return;
-    const entries = Object.entries(question()).filter(([, value]) => value !== null);
-    history.replaceState(null, "", `#code=${await packed(Object.fromEntries(entries))}`);
+    const now = state();
+    if (!isAlone || (!location.hash && JSON.stringify(now) === begun)) return;
+    const code = await packed(now);
+    if (JSON.stringify(state()) === JSON.stringify(now)) history.replaceState(null, "", `#code=${code}`);
   };
   const share = async () => {
     await remember();
@@ -664,8 +677,9 @@
 
   text.value = start.text;
   offer({ programs: [], layouts: [], sbps: [], meshes: [], dims: {} });
-  begun = JSON.stringify(question());
+  begun = JSON.stringify(state());
   if (start.linked) entitle("program");
+  if (start.view) turn($(`tab-${start.view}`));
   edited();
   if (start.broken) tellSaved("the address of this page has no program that can be read");
   refresh();

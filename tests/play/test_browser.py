@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import sys
 import threading
 import types
+import zlib
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +33,8 @@ from .conftest import QUESTION, TEXT
 __all__ = ["browser"]
 
 
+COLUMN = {"kind": "layout", "name": "data_parallel"}
+MEGATRON = {"kind": "layout", "name": "megatron"}
 JOBS: dict[str, dict[str, object]] = {"search": {}, "compare": {"columns": []}}
 
 
@@ -204,11 +208,13 @@ EDITED = TEXT.replace("io = 512", "io = 256")
 STAND_IN = """
 const replies = REPLIES;
 addEventListener("message", ({ data: { id, path, question } }) => {
-  const { text } = JSON.parse(question);
+  const { text, columns } = JSON.parse(question);
   postMessage({ progress: "Loading" });
   postMessage({ ready: true });
   const body = path === "/colours" ? { runs: [[text.length, ""]] } : replies[path + text];
-  postMessage({ id, reply: [body ? 200 : 500, body ?? { error: "not foreseen" }] });
+  const more = columns?.length ? { columns } : {};
+  const reply = body ? { ...body, ...more } : { error: "not foreseen" };
+  postMessage({ id, reply: [body ? 200 : 500, reply] });
 });
 """
 """A worker that knows what Python answers for two texts."""
@@ -292,8 +298,9 @@ def test_the_page_asks_its_worker_and_its_address_has_the_program(browser: Any, 
     browser.execute_script(PRESS, "#search")
     found = browser.execute_script("return document.getElementById('found-said').textContent")
     assert found == f"{asked('/search', {})['sentence']} The search was stopped."
+    _, before, _ = settled(browser)
     browser.execute_script(TYPE_OVER, EDITED)
-    said, address, _ = until(lambda: (s := settled(browser))[1] != site and s)
+    said, address, _ = until(lambda: (s := settled(browser))[1] != before and s)
     assert "send 32 KiB per device." in said
     assert address.startswith(f"{site}#code=")
     for link in (address, site + fragment(EDITED)):
@@ -301,6 +308,7 @@ def test_the_page_asks_its_worker_and_its_address_has_the_program(browser: Any, 
         browser.get(link)
         said, _, text = settled(browser)
         assert ("32 KiB" in said, text) == (True, EDITED)
+    _columns_and_sizes_are_in_the_address(browser, site)
     broken = f"{address[:-9]}!"
     browser.get("about:blank")
     browser.get(broken)
@@ -317,6 +325,56 @@ def test_the_page_asks_its_worker_and_its_address_has_the_program(browser: Any, 
     own = site.rpartition("/")[0]
     assert all(name.startswith((own, "data:")) for name in browser.execute_script(names))
     assert browser.get_log("browser") == []
+
+
+CHOOSE = """
+const [selector, value, kind] = arguments;
+const field = document.querySelector(selector);
+field.value = value;
+field.dispatchEvent(new Event(kind, { bubbles: true }));
+"""
+
+
+def _columns_and_sizes_are_in_the_address(browser: Any, site: str) -> None:
+    browser.get("about:blank")
+    browser.get(site)
+    settled(browser)
+    browser.execute_script(PRESS, "#tab-compare")
+    until(partial(browser.find_elements, "css selector", "#compared td"))
+    assert _said(browser, "#columns") == "data_parallel ×"
+    browser.execute_script(CHOOSE, "#beside", "layout:megatron", "change")
+    browser.execute_script(CHOOSE, "#dims input[name=io]", "96", "input")
+    wanted = {"sizes": {"io": 96}, "view": "compare", "columns": [COLUMN, MEGATRON]}
+    found = until(lambda: (e := entries(settled(browser)[1])).items() >= wanted.items() and e)
+    for more, columns in (
+        ({}, "data_parallel ×megatron ×"),
+        ({"columns": [COLUMN] * 7}, "data_parallel ×"),  # more than are compared: those of the file
+        ({"columns": [{"kind": "mesh", "name": "a"}], "view": "found"}, ""),
+    ):
+        browser.get("about:blank")
+        browser.get(site + coded({**found, **more}))
+        settled(browser)
+        if more.get("view") is None:
+            until(partial(browser.find_elements, "css selector", "#compared td"))
+        assert _said(browser, "#columns") == columns
+        sizes = "return document.querySelector('#dims input[name=io]').value"
+        assert browser.execute_script(sizes) == "96"
+
+
+def coded(found: dict[str, Any]) -> str:
+    """The part of an address that has these entries."""
+    code = zlib.compress(json.dumps(found).encode(), wbits=-15)
+    return f"#code={base64.urlsafe_b64encode(code).decode()}"
+
+
+def entries(address: str) -> dict[str, Any]:
+    """The entries of an address; none of one without a program."""
+    code = address.partition("#code=")[2]
+    if not code:
+        return {}
+    packed = base64.urlsafe_b64decode(code + "=" * (-len(code) % 4))
+    found: dict[str, Any] = json.loads(zlib.decompress(packed, wbits=-15))
+    return found
 
 
 SLOW = """
