@@ -1,4 +1,4 @@
-"""What the notebooks of this folder call: `check` a text, print the bytes `sent`."""
+"""What the notebooks of this folder call: `check` a text, `attempt` an answer, bytes `sent`."""
 
 import io
 import json
@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from runpy import run_module
 from typing import Any
 
-from meshdsl import Plan
+from meshdsl import Plan, ProgramError
 
 HERE = Path(__file__).resolve().parent
 """The folder of the notebooks."""
@@ -32,6 +33,17 @@ def check(text: str) -> bool:
         run = subprocess.run(line, cwd=folder, env=plain, capture_output=True, text=True)
     print((run.stdout + run.stderr).strip())
     return run.returncode == 0
+
+
+@contextmanager
+def attempt() -> Iterator[None]:
+    """Say why an answer cannot be checked, in place of a traceback."""
+    try:
+        yield
+    except ProgramError as error:
+        print("Not yet:", error)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        print(f"Not yet: {type(error).__name__}: {error}")
 
 
 def sent(plan: Plan) -> None:

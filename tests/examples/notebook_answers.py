@@ -47,18 +47,22 @@ ANSWERS: Answers = {
             ({"cols": ("b", "a")},),
             ({"rows": None, "cols": ("a", "b")},),
         ),
-        each(("tall",), ({"rows": ("a", "b")},), ({"cols": "a"},), ({"rows": "b", "cols": "a"},)),
+        each(
+            ("tall",), ({"rows": ("a", "b")},), ({"cols": "a", "rows": "a"},), ({"columns": "a"},)
+        ),
     ),
     ("01", 3): (
-        mended(
-            "text",
-            TALL,
-            "{ rows -> b, cols -> a }",
-            "{ cols -> a, rows -> b }",
-            "{ cols -> a, x: rows -> b, y: rows -> b }",
+        each(
+            ("layout",),
+            ("layout mine { rows -> b, cols -> a }",),
+            ("layout mine { cols -> a, rows -> b }",),
+            ("layout mine {\n  cols -> a\n  x: rows -> b\n  y: rows -> b\n}",),
         ),
-        mended(
-            "text", TALL, "{ rows -> a, cols -> b }", "{ rows -> b }", "{ row -> b, cols -> a }"
+        each(
+            ("layout",),
+            ("layout mine { rows -> a, cols -> b }",),
+            ("layout mine { rows -> b }",),
+            ("",),
         ),
     ),
     ("02", 1): (

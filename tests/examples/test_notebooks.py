@@ -349,7 +349,7 @@ ANSWERS |= MORE
 EXPRESSIONS = re.compile(r"lambda |first_|\[|\(?md\.|zero|kept")
 """How an answer begins that is an expression of what the notebook knows."""
 READ = {
-    "01": ("matmul", "pair ="),
+    "01": ("matmul", "pair =", "PROMISE ="),
     "02": ("parts =", "def chain"),
     "03": ("def mlp_gradients", "zero0 =", "def zero_row"),
     "04": ("xxl",),
