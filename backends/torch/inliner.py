@@ -174,7 +174,7 @@ def bound_names(text: str) -> Iterator[str]:
     yield from (name for name, _ in _imported(tree))
 
 
-class Library(dict[str, Definition]):
+class SupportDefinitions(dict[str, Definition]):
     """Definitions of the support library by name.
 
     A module is parsed when a definition of it is first asked for: programs need a few of them, and
@@ -189,7 +189,7 @@ class Library(dict[str, Definition]):
         return self[name]
 
 
-library = functools.cache(Library)
+library = functools.cache(SupportDefinitions)
 """The definitions that this process has parsed."""
 
 
