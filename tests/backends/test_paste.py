@@ -15,7 +15,7 @@ import pytest
 from meshdsl.backends.engines.execution import InputSource, run
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.torch import inliner
-from meshdsl.backends.torch.inliner import Library, defined, merge_imports, paste
+from meshdsl.backends.torch.inliner import SupportDefinitions, defined, merge_imports, paste
 from meshdsl.diagnostics import DiagnosticError
 from tests.compiling import compile_text
 from tests.together import together
@@ -58,7 +58,7 @@ def test_names_are_found_without_parsing():
 
 
 def test_only_modules_that_are_asked_for_are_parsed():
-    known = Library()
+    known = SupportDefinitions()
     assert known["Spec"].name == "Spec"
     assert "all_reduce" not in known
     assert set(known) < defined()
