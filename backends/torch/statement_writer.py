@@ -24,6 +24,7 @@ from meshdsl.device.ir import (
     Move,
     Node,
     Pipeline,
+    StageRows,
     Start,
     Var,
     Wait,
@@ -250,7 +251,8 @@ class StatementWriter(NotationWriter):
     def body(self, node: DeviceLoop) -> None:
         """Write the statements of an iteration."""
         # Values from outside are needed again in the next iteration: not to be overwritten inside.
-        outside, self.state.fresh = self.state.fresh, set(self._own(node))
+        outside = self.state.fresh
+        self.state.fresh = set(self._own(node, outside))
         at = f"[{self.state.variables.word(node.index)}]"
         there = (c for c in node.collected if c.made_there)
         self.state.places.update((c.inside, PrefetchedSlice(c.outer, at)) for c in there)
@@ -272,11 +274,19 @@ class StatementWriter(NotationWriter):
         for var in node.makes:
             self.state.variables.assign(var)
 
-    def _own(self, node: DeviceLoop) -> Iterator[Var]:
-        """The carried variables in memory of their own: each iteration makes the next ones anew."""
+    def _own(self, node: DeviceLoop, outside: set[Var]) -> Iterator[Var]:
+        """The carried variables in memory of their own: each iteration makes the next ones anew.
+
+        So are slices of a stack that only this loop reads.
+        """
+        for item in node.stacked:
+            is_list = item.outer in self.program.lists or isinstance(item, StageRows)
+            alone = item.outer in outside - self.state.views and self.state.uses[item.outer] == 1
+            if alone and not is_list:
+                yield item.inside
         makers = {var: maker for maker in node.body for var in maker.makes}
         for carry in node.carries:
-            begun = carry.init in self.state.fresh - self.state.views
+            begun = carry.init in outside - self.state.views
             alone = self.state.uses[carry.init] == self.state.uses[carry.next] == 1
             maker = makers.get(carry.next)
             if begun and alone and isinstance(maker, Compute):

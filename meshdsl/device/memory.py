@@ -25,6 +25,7 @@ from meshdsl.device.ir import (
     Node,
     Pipeline,
     StagePhase,
+    StageRows,
     Start,
     Var,
     Wait,
@@ -702,7 +703,7 @@ class MemoryReuse:
                 case Start():
                     yield from (p for m in node.collective.moves for p in self._move(m))
                 case DeviceLoop():
-                    outside, self.fresh = self.fresh, set()
+                    outside, self.fresh = self.fresh, set(self._own_slices(node))
                     self.made_there.update(c.inside for c in node.collected if c.made_there)
                     yield from self._block(node.body)
                     stacks = {c.outer for c in node.collected if not c.is_list}
@@ -718,7 +719,8 @@ class MemoryReuse:
             self.fresh.update(node.outs if node.ins[node.onto] in self.fresh else ())
             return
         shows = shows_operand(node)
-        if self.program.updates and (over := self._over(node)) is not None:
+        over = self._over(node) if self.program.updates and node.into is None else None
+        if over is not None:
             yield node.outs[0], over
         self.views.update(node.outs if shows and not relabels(node, self.views) else ())
         if self._is_own(node.ins[0]) if shows else not lookup(node.name).overwrites:
@@ -741,6 +743,13 @@ class MemoryReuse:
             yield node.target, node.source
         if kind == "zero_fill" and op in ("max", "min"):
             yield node.target, node.source
+
+    def _own_slices(self, node: DeviceLoop) -> Iterator[Var]:
+        """The slices of a stack with memory of its own that only this loop reads, each once."""
+        for item in () if isinstance(node, Pipeline) else node.stacked:
+            is_list = item.outer in self.program.lists or isinstance(item, StageRows)
+            if not is_list and item.outer not in self.views and self._is_own(item.outer):
+                yield item.inside
 
     def _is_own(self, var: Var) -> bool:
         return var in self.fresh and self.uses[var] == 1

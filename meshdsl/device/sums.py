@@ -273,7 +273,7 @@ class _Adding:
     def __init__(self, program: DeviceProgram) -> None:
         self.uses, self.over = uses(program), dict(MemoryReuse(program).found())
         self.outside = {v for _, v in (*program.outputs, *program.updates)}
-        self.contiguous = _contiguous(program)
+        self.gaps = _gaps(program)
         self.renamed: dict[Var, Var] = {}
 
     def block(self, nodes: Nodes) -> Nodes:
@@ -292,7 +292,7 @@ class _Adding:
             if self.uses[part] != 1 or not isinstance(maker, Compute):
                 continue
             name = self.renamed.get(total, total).name
-            if not _may_add(maker, total, name in self.contiguous):
+            if not _may_add(maker, total, self.gaps.get(name)):
                 continue
             others = (n for n in nodes[made_at:at] if n not in gone)
             between = (v.name for n in others for v in (*reads_of(n), *n.makes))
@@ -312,19 +312,32 @@ class _Adding:
         return self.over.get(add.out) is add.ins[0] and add.out not in self.outside
 
 
-def _contiguous(program: DeviceProgram) -> frozenset[str]:
-    """The names of variables that are contiguous, as their operators make them.
+def _gaps(program: DeviceProgram) -> dict[str, frozenset[int]]:
+    """By name of a variable, the dims before which its memory has gaps, by position.
 
-    They have that memory for good. So are the rows of such a stack.
+    Those that their operators make contiguous have none, and have that memory for good. A slice of
+    a stack has one where the dim of the slices was. A variable that is missing lies anyhow.
     """
-    names: set[str] = set()
+    gaps: dict[str, frozenset[int]] = {}
     moved = {c.inside.name for n in every(program.body) for c in n.carries if not _stays(c)}
     for node in every(program.body):
         if isinstance(node, Compute) and node.over is None and _makes_contiguous(node):
-            names.add(node.out.name)
-        rows = (s for s in node.stacked if s.outer.name in names)
-        names.update(s.inside.name for s in rows if s.outer.local.names[1:] == s.inside.local.names)
-    return frozenset(names - moved)
+            gaps[node.out.name] = frozenset()
+        for item in node.stacked:
+            if item.outer.name in gaps:
+                before = gaps[item.outer.name]
+                gaps.update(_gaps_of_slice(item, before))
+    return {name: each for name, each in gaps.items() if name not in moved}
+
+
+def _gaps_of_slice(item: Stacked[Var], gaps: frozenset[int]) -> dict[str, frozenset[int]]:
+    """The gaps of a slice by its name; nothing where it is no slice along one dim."""
+    names, inside = item.outer.local.names, item.inside.local.names
+    at = next((i for i, name in enumerate(names) if name not in inside), len(names))
+    if names[:at] + names[at + 1 :] != inside or at == len(names):
+        return {}
+    left = {gap - (gap > at) for gap in gaps}
+    return {item.inside.name: frozenset((left | {at}) - {0})}
 
 
 def _makes_contiguous(node: Compute) -> bool:
@@ -337,13 +350,14 @@ def _stays(carry: Carry[Var]) -> bool:
     return carry.init.name == carry.inside.name == carry.next.name
 
 
-def _may_add(maker: Compute, total: Var, is_contiguous: bool) -> bool:
-    """Whether an operator can add its result to a sum."""
+def _may_add(maker: Compute, total: Var, gaps: frozenset[int] | None) -> bool:
+    """Whether an operator can add its result to a sum, with gaps before some dims; None: any."""
     (out, *others), adds_to = maker.outs, lookup(maker.name).adds_to
     if others or adds_to is None or maker.into is not None or out.local != total.local:
         return False
+    gaps = frozenset(range(1, len(total.local.dims))) if gaps is None else gaps
     split = {d for var in (*maker.ins, out) for d, _ in var.placement.splits}
-    return adds_to(maker.local, frozenset(split), is_contiguous)
+    return adds_to(maker.local, frozenset(split), gaps)
 
 
 # --- dead zeros --------------------------------------------------------------------------------

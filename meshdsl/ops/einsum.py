@@ -105,14 +105,14 @@ def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
     return math.prod(shared) * sig.outs[0].dtype.bytes if remaining and summed else 0
 
 
-def _may_add(sig: kit.Signature, split: frozenset[str], is_contiguous: bool) -> bool:
+def _may_add(sig: kit.Signature, split: frozenset[str], gaps: frozenset[int]) -> bool:
     """Whether it is a product of matrices: nothing is rounded before it is added."""
     del split
     dtype = sig.outs[0].dtype
     if dtype.kind != "float" or dtype.bytes < kit.F32.bytes:
         return False
     way = added_product(sig.ins, sig.outs[0])
-    return way is not None and (is_contiguous or way.is_flat)
+    return way is not None and way.joined.isdisjoint(gaps)
 
 
 def _may_fill(sig: kit.Signature) -> bool:

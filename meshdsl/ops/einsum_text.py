@@ -279,9 +279,13 @@ class AddedProduct:
     copied: int
 
     @property
-    def is_flat(self) -> bool:
-        """Whether the sum is a matrix, or a stack of them, as it is: no dims of it are joined."""
-        return max(map(len, (self.groups.batch, self.groups.rows, self.groups.cols))) < 2
+    def joined(self) -> frozenset[int]:
+        """The dims of the sum, by position, that are joined with the ones before them."""
+        joined, start = set[int](), 0
+        for group in (self.groups.batch, self.groups.rows, self.groups.cols):
+            joined.update(range(start + 1, start + len(group)))
+            start += len(group)
+        return frozenset(joined)
 
 
 def added_product(ins: kit.Types, out: kit.TensorType) -> AddedProduct | None:

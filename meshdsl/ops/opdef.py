@@ -516,8 +516,9 @@ class OpDef:
              as many elements it is as large. Other sums are twice as large.
     adds: a call, an existing tensor -> torch text that adds the result to that tensor, and makes no
           other one for it; None: there is no such text.
-    adds_to: (local signature, split dims, whether the existing tensor is contiguous) -> whether a
-             call has this text, where both tensors have one dtype.
+    adds_to: (local signature, split dims, the positions of dims of the existing tensor before which
+             its memory may have gaps) -> whether a call has this text, where both tensors have one
+             dtype.
     fills: a call, a contiguous tensor -> torch text that writes the result to that tensor, with no
            other one for it; None: there is no such text.
     fills_to: local signature -> whether a call has this text; None: every call.
@@ -588,7 +589,7 @@ class OpDef:
     narrows: bool = False
     averages: bool = False
     adds: Adds | None = None
-    adds_to: Callable[[Signature, frozenset[str], bool], bool] | None = None
+    adds_to: Callable[[Signature, frozenset[str], frozenset[int]], bool] | None = None
     fills: Adds | None = None
     fills_to: Callable[[Signature], bool] | None = None
     contiguous: Callable[[Signature], bool] = lambda sig: False

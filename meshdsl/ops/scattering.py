@@ -120,12 +120,12 @@ def _adding_text(call: kit.TorchCall, total: str) -> str:
     return _added(call, total, parts, rows, target)
 
 
-def _may_add(sig: kit.Signature, split: frozenset[str], is_contiguous: bool) -> bool:
+def _may_add(sig: kit.Signature, split: frozenset[str], gaps: frozenset[int]) -> bool:
     """Whether nothing is rounded between, and what is another device's is small beside the sum.
 
     That is added as zeros, for which it is copied: one element for each of many rows.
     """
-    del is_contiguous
+    del gaps
     is_half = sig.outs[0].dtype.bytes < kit.F32.bytes
     is_one = all(sig.outs[0].has(d.name) for d in sig.ins[1].dims)
     return not is_half and (is_one or sig.attrs["dim"].name not in split)
