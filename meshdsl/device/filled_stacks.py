@@ -9,34 +9,38 @@ from collections import Counter
 from dataclasses import replace
 
 from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Node, Pipeline
+from meshdsl.ir.rewrite import Visitor
 from meshdsl.ops.opdef import lookup
 
 
 def filled_stacks(program: DeviceProgram) -> DeviceProgram:
     """The program with results that are made in the stack that collects them, where one can be."""
-    return replace(program, body=_block(program.body))
+    return replace(program, body=_FilledStacks().block(program.body))
 
 
-def _block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    return tuple(_filled(node) if isinstance(node, DeviceLoop) else node for node in nodes)
+class _FilledStacks(Visitor):
+    def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(map(self.visit, nodes))
 
+    def op(self, op: Node) -> Node:
+        return op
 
-def _filled(loop: DeviceLoop) -> DeviceLoop:
-    loop = loop.with_body(_block)
-    if isinstance(loop, Pipeline):
-        return loop
-    makers = {var: node for node in loop.body for var in node.makes}
-    # What the next iteration goes on with, or two stacks collect, is a tensor of its own.
-    ends = Counter(loop.ends)
+    def loop(self, loop: DeviceLoop) -> DeviceLoop:
+        loop = loop.with_body(self.block)
+        if isinstance(loop, Pipeline):
+            return loop
+        makers = {var: node for node in loop.body for var in node.makes}
+        # What the next iteration goes on with, or two stacks collect, is a tensor of its own.
+        ends = Counter(loop.ends)
 
-    def is_made_there(item: DeviceCollected) -> bool:
-        if item.is_list or item.stack is not None or ends[item.inside] != 1:
-            return False
-        maker = makers.get(item.inside)
-        return isinstance(maker, Compute) and _fills(maker)
+        def is_made_there(item: DeviceCollected) -> bool:
+            if item.is_list or item.stack is not None or ends[item.inside] != 1:
+                return False
+            maker = makers.get(item.inside)
+            return isinstance(maker, Compute) and _fills(maker)
 
-    each = (replace(c, made_there=True) if is_made_there(c) else c for c in loop.collected)
-    return replace(loop, collected=tuple(each))
+        each = (replace(c, made_there=True) if is_made_there(c) else c for c in loop.collected)
+        return replace(loop, collected=tuple(each))
 
 
 def _fills(node: Compute) -> bool:
