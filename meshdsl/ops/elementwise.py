@@ -65,22 +65,6 @@ def _extreme(function: str, bound: str) -> Callable[[kit.TorchCall, list[str]], 
     return write
 
 
-def _product_added(call: kit.TorchCall, total: str) -> str:
-    """A product added to an existing tensor: in one pass over the memory."""
-    texts = [call.aligned(i, call.outs[0].dims) for i in range(2)]
-    for index, other in ((0, 1), (1, 0)):
-        if call.is_constant(index):
-            return f"{total}.add_({texts[other]}, alpha={texts[index]})"
-    return f"{total}.addcmul_({texts[0]}, {texts[1]})"
-
-
-def _adds_product(sig: kit.Signature, split: frozenset[str], gaps: frozenset[int]) -> bool:
-    """Whether nothing narrow is rounded before it is added."""
-    del split, gaps
-    dtype = sig.outs[0].dtype
-    return dtype.kind == "float" and dtype.bytes >= kit.F32.bytes
-
-
 kit.pointwise(
     "add", 2, lambda x, y: np.add(x, y), "{0} + {1}", infix="+", linear=[(0, 1)],
     gradient=grads.add_gradient,
@@ -102,7 +86,6 @@ kit.pointwise(
     "mul", 2, lambda x, y: np.multiply(x, y), "{0} * {1}", infix="*", linear=[(0,), (1,)],
     gradient=grads.mul_gradient,
     in_place=["{0}.mul_({1})", "{1}.mul_({0})"], fold=operator.mul, zeros=zeros.passes(0, 1),
-    adds=_product_added, adds_to=_adds_product,
     meaning="The product of two tensors, element by element.",
 )  # fmt: skip
 kit.pointwise(

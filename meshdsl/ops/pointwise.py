@@ -8,14 +8,12 @@ from typing import Literal
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ir.types import BOOL, F32, I32, DType, TensorType
 from meshdsl.ops.opdef import (
-    Adds,
     Attrs,
     Gradient,
     Infer,
     NumpyCall,
     OpDef,
     Sample,
-    Signature,
     Spelling,
     Surface,
     TorchCall,
@@ -67,8 +65,6 @@ def pointwise_record(
     zeros: ZeroRule | None = None,
     keeps_zero: bool = False,
     imports: tuple[str, ...] = (),
-    adds: Adds | None = None,
-    adds_to: Callable[[Signature, frozenset[str], frozenset[int]], bool] | None = None,
 ) -> OpDef:
     """The record of a pointwise operator on operands of one dtype.
 
@@ -101,8 +97,6 @@ def pointwise_record(
         keeps_zeros=keeps_zero,
         meaning=meaning,
         imports=imports,
-        adds=adds,
-        adds_to=adds_to,
     )
 
 
