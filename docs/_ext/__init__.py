@@ -46,9 +46,15 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _follow(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
-    """Let the indexes of entries lead from the places that were in them to the entries."""
+    """Give a page the scripts that it needs.
+
+    An index of entries leads from the places that were in it to the entries. Programs are edited
+    where they are.
+    """
     if page in entries.FOLDERS or page in sections.LONG:
         app.add_js_file("entries.js", loading_method="defer")
+    if f'class="{in_browser.CLASS}' in (context.get("body") or ""):
+        app.add_js_file("edit_here.js", loading_method="defer")
 
 
 def _enter(app: Sphinx, error: Exception | None) -> None:

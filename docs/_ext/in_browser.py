@@ -11,6 +11,9 @@ from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Options
 from meshdsl.play.page import fragment
 
+CLASS = "in-browser"
+"""The class of the line below a program; `edit_here.js` adds a button there."""
+
 
 def linked(app: Sphinx, tree: nodes.document) -> None:
     """Add the links, unless the page that they lead to cannot be built here."""
@@ -21,7 +24,7 @@ def linked(app: Sphinx, tree: nodes.document) -> None:
         if block.get("language") == "mdsl" and is_program(block.astext()):
             address = f"{to}{fragment(block.astext())}"
             link = nodes.reference("", "open in the browser", refuri=address)
-            below = nodes.paragraph("", "", link, classes=["in-browser"])
+            below = nodes.paragraph("", "", link, classes=[CLASS])
             block.parent.insert(block.parent.index(block) + 1, below)
 
 

@@ -3,6 +3,7 @@
   const start = JSON.parse($("data").textContent);
   const isAlone = start.engine === "worker"; // a page without a server and without a file
   if (isAlone) Object.assign(start, await linked(start));
+  if (new URLSearchParams(location.search).has("compact")) document.documentElement.classList.add("compact"); // in another page
   const PAUSE = 200; // milliseconds without a keystroke before the program is compiled, at most
   const LONG = 1500; // milliseconds after which a question under way gives way to a newer one
   const COLOURED = 60000; // characters up to which words have colours
@@ -234,6 +235,7 @@
   const busy = (yes) => $("outcome").setAttribute("aria-busy", String(yes)); // not of what is typed
   const refresh = (pause = 0) => {
     busy(true);
+    remember();
     if (searching && searching.asked !== JSON.stringify(question())) cutShort("The search has ended: the program has changed.");
     clearTimeout(waiting);
     waiting = setTimeout(compile, pause);
@@ -262,7 +264,6 @@
     if (JSON.parse(asked).text === text.value) {
       answered = asked;
       show(reply);
-      remember();
     }
     refresh();
   };

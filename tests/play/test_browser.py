@@ -18,7 +18,8 @@ from typing import Any
 import highspy
 import pytest
 
-from docs._ext.in_browser import is_program
+import docs._ext as extension
+from docs._ext.in_browser import CLASS, is_program
 from docs.browser import build
 from meshdsl.placed import solver, zero_one
 from meshdsl.placed.solver import LinearProgram, NativeSolver, solving
@@ -241,9 +242,14 @@ class Silent(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that is served."""
+    return tmp_path_factory.mktemp("site")
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[str]:
     """The address of a page under a path of its own, with the stand-in for the worker."""
-    folder = tmp_path_factory.mktemp("site")
     inner = folder / "some/path"
     (inner / "play").mkdir(parents=True)
     examples = build._examples()
@@ -375,6 +381,68 @@ def entries(address: str) -> dict[str, Any]:
     packed = base64.urlsafe_b64decode(code + "=" * (-len(code) % 4))
     found: dict[str, Any] = json.loads(zlib.decompress(packed, wbits=-15))
     return found
+
+
+PAGE = """<!doctype html><link rel="icon" href="data:,"><title>page</title><body>
+<div class="highlight-mdsl"><pre>one</pre></div><p class="in-browser"><a href="LINK">open</a></p>
+<div class="highlight-mdsl"><pre>two</pre></div><p class="in-browser"><a href="LINK">open</a></p>
+<script>SCRIPT</script>
+"""
+"""A page of the site with a program twice, as `docs/_ext/in_browser.py` writes it."""
+IN_PLACE = """
+const frame = document.querySelector("iframe");
+const blocks = [...document.querySelectorAll("div")].map((block) => block.hidden);
+const [link] = document.querySelectorAll("a");
+const ground = frame && getComputedStyle(frame.contentDocument.body).backgroundColor;
+return [frame?.contentDocument.activeElement.id, blocks, link.href, ground];
+"""
+
+
+@NEEDED
+def test_a_program_of_the_site_is_edited_where_it_is(browser: Any, site: str, folder: Path) -> None:
+    script = (ROOT / "docs/_static/edit_here.js").read_text(encoding="utf-8")
+    page = PAGE.replace("LINK", f"../play.html{fragment(TEXT)}").replace("SCRIPT", script)
+    (folder / "some/path/docs").mkdir()
+    (folder / "some/path/docs/page.html").write_text(page, encoding="utf-8")
+    browser.get(site.replace("play.html", "docs/page.html"))
+    loaded = "return performance.getEntriesByType('resource').map((e) => e.name)"
+    assert not [name for name in browser.execute_script(loaded) if "play" in name]
+    button, other = browser.find_elements("css selector", "p button")
+
+    def press(pressed: Any) -> tuple[Any, ...]:
+        pressed.click()
+        until(lambda: browser.execute_script(IN_PLACE)[0] == "text")
+        browser.switch_to.frame(browser.find_element("css selector", "iframe"))
+        said, *_ = until(lambda: "per device." in (s := settled(browser))[0] and s)
+        return said, *browser.find_elements("css selector", "h1, #choices, #lines table")
+
+    said, title, choices, lines, *_ = press(button)
+    assert "send 64 KiB per device." in said
+    shown = [each.is_displayed() for each in (title, choices, lines)]
+    assert shown == [False, True, True]
+    browser.execute_script(TYPE_OVER, EDITED)
+    until(lambda: "32 KiB" in settled(browser)[0])
+    browser.switch_to.default_content()
+    for theme, ground in (("dark", "rgb(20, 23, 28)"), ("light", "rgb(255, 255, 255)")):
+        browser.execute_script("document.body.dataset.theme = arguments[0]", theme)
+        until(lambda wanted=ground: browser.execute_script(IN_PLACE)[3] == wanted)
+    assert browser.execute_script(IN_PLACE)[1] == [True, False]
+    assert "send 64 KiB per device." in press(other)[0]  # of which there is one at a time
+    browser.switch_to.default_content()
+    _, hidden, link, _ = browser.execute_script(IN_PLACE)
+    assert (hidden, entries(link)["text"]) == ([False, True], EDITED)
+    other.click()
+    assert browser.execute_script(IN_PLACE)[1] == [False, False]
+    assert not browser.find_elements("css selector", "iframe")
+    assert browser.get_log("browser") == []
+
+
+def test_pages_with_a_program_alone_have_the_script_of_its_button() -> None:
+    added: list[str] = []
+    app: Any = types.SimpleNamespace(add_js_file=lambda name, **_: added.append(name))
+    for body in ("<p>text</p>", f'<p class="{CLASS}">text</p>'):
+        extension._follow(app, "page", "page.html", {"body": body}, None)
+    assert added == ["edit_here.js"]
 
 
 SLOW = """
