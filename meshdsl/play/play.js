@@ -235,12 +235,12 @@
   const busy = (yes) => $("outcome").setAttribute("aria-busy", String(yes)); // not of what is typed
   const refresh = (pause = 0) => {
     busy(true);
-    remember();
     if (searching && searching.asked !== JSON.stringify(question())) cutShort("The search has ended: the program has changed.");
     clearTimeout(waiting);
     waiting = setTimeout(compile, pause);
   };
   const compile = async () => {
+    remember();
     const asked = JSON.stringify(question());
     if (asked === flight?.asked) return;
     if (asked === answered && !flight) return busy(false);
@@ -575,18 +575,22 @@
     document.title = `${name}: meshdsl`;
     document.querySelector("h1").textContent = `${name}.mdsl`;
   };
-  let begun = "";
   // The question, and what else the page shows: the compared columns, and the view unless it is the first one.
   const state = () => {
     const view = SHARED_VIEWS.find((id) => !$(id).hidden);
     const entries = Object.entries({ ...question(), columns, view: view ?? null });
     return Object.fromEntries(entries.filter(([, value]) => value !== null));
   };
-  const remember = async () => {
+  let remembered = ""; // the state that the address has, or will have
+  let remembering = Promise.resolve();
+  const remember = () => {
     const now = state();
-    if (!isAlone || (!location.hash && JSON.stringify(now) === begun)) return;
-    const code = await packed(now);
-    if (JSON.stringify(state()) === JSON.stringify(now)) history.replaceState(null, "", `#code=${code}`);
+    const words = JSON.stringify(now);
+    if (isAlone && words !== remembered) {
+      remembered = words;
+      remembering = packed(now).then((code) => words === remembered && history.replaceState(null, "", `#code=${code}`));
+    }
+    return remembering;
   };
   const share = async () => {
     await remember();
@@ -677,8 +681,9 @@
   new ResizeObserver(fit).observe(document.querySelector("header"));
 
   text.value = start.text;
+  text.setSelectionRange(0, 0);
   offer({ programs: [], layouts: [], sbps: [], meshes: [], dims: {} });
-  begun = JSON.stringify(state());
+  remembered = JSON.stringify(state());
   if (start.linked) entitle("program");
   if (start.view) turn($(`tab-${start.view}`));
   edited();
