@@ -1,19 +1,22 @@
-"""Dataclasses whose methods are written when they are first called.
+"""Dataclasses whose fields and methods are made when they are first asked for.
 
 `dataclass` is that of the standard library to a reader and to a type checker, and `fields`,
-`replace` and `asdict` take its classes. The library writes and compiles six methods for each class
-while a module is imported, 0.4 ms a class; a command uses a third of its classes, and few compare
-or print them. Here a class gets stand-ins, each of which is replaced by the method at its first
-call. Neither `InitVar` nor `order` is known here.
+`replace` and `asdict` take its classes. The library reads the fields of each class, and writes and
+compiles six methods for it, while a module is imported: 0.5 ms a class. A command uses a third of
+its classes, and few compare or print them. Here a class gets its slots, and stand-ins for the rest,
+each of which is replaced when it is first called or read. Neither `InitVar` nor `order` is known
+here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import reprlib
-from collections.abc import Callable
-from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CodeType, FunctionType, MemberDescriptorType
+from typing import TYPE_CHECKING, Any, ClassVar, get_origin
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -32,11 +35,15 @@ else:
         """As `dataclasses.dataclass`."""
 
         def decorated(cls: type) -> type:
-            record = dataclasses.dataclass(
-                init=False, repr=False, eq=False, slots=slots, kw_only=kw_only
-            )(cls)
-            _add_methods(record, frozen, slots, eq, repr)
-            return record
+            space = dict(cls.__dict__)
+            kinds = space.get("__annotations__", {})
+            names = [name for name, kind in kinds.items() if not _is_class_wide(kind)]
+            defaults = {name: space[name] for name in names if name in space}
+            added = _methods(space, frozen, slots, eq, repr)
+            added["__dataclass_own__"] = _Own(
+                {n: kinds[n] for n in names}, defaults, kw_only, frozen
+            )
+            return _with_slots(cls, space, names, added) if slots else _with(cls, defaults, added)
 
         return decorated if cls is None else decorated(cls)
 
@@ -44,42 +51,120 @@ else:
 __all__ = ["dataclass"]
 
 
-def _add_methods(cls: type, frozen: bool, slots: bool, eq: bool, repr: bool) -> None:
-    methods = dict(cls.__dict__)
-    has_hash = methods.get("__hash__") is not None
-    if "__init__" not in methods:
-        _add_later(cls, "__init__", lambda: _init(cls, frozen))
-    if repr and "__repr__" not in methods:
-        _add(cls, "__repr__", reprlib.recursive_repr()(_shown))
-    if eq and "__eq__" not in methods:
-        _add_later(cls, "__eq__", lambda: _eq(cls))
-    if eq and not has_hash:
-        if frozen:
-            _add_later(cls, "__hash__", lambda: _hash(cls))
-        else:
-            cls.__hash__ = None  # type: ignore[assignment]
+class _Own:
+    """What stands in one class: the kinds and the defaults of its fields, and its options."""
+
+    __slots__ = ("defaults", "frozen", "kinds", "kw_only")
+
+    def __init__(
+        self, kinds: dict[str, Any], defaults: dict[str, Any], kw_only: bool, frozen: bool
+    ) -> None:
+        self.kinds, self.defaults, self.kw_only, self.frozen = kinds, defaults, kw_only, frozen
+
+
+def _is_class_wide(kind: Any) -> bool:
+    """Whether an annotation is that of a variable of the class, and of no field."""
+    if isinstance(kind, str):
+        return "ClassVar" in kind and kind.partition("[")[0].rpartition(".")[2] == "ClassVar"
+    return kind is ClassVar or get_origin(kind) is ClassVar
+
+
+def _methods(
+    space: dict[str, Any], frozen: bool, slots: bool, eq: bool, repr: bool
+) -> dict[str, Any]:
+    """Stand-ins for what the library adds to a class, less the methods that stand in it."""
+    wanted = ["__dataclass_fields__", "__match_args__", "__init__"]
+    wanted += ["__repr__"] if repr else []
+    wanted += ["__eq__"] if eq else []
+    added: dict[str, Any] = {name: _LATER[name] for name in wanted if name not in space}
+    if eq and space.get("__hash__") is None:
+        added["__hash__"] = _LATER["__hash__"] if frozen else None
     if frozen:
-        _add(cls, "__setattr__", _refused(cls, "__setattr__", "assign to"))
-        _add(cls, "__delattr__", _refused(cls, "__delattr__", "delete"))
-    if frozen and slots and "__getstate__" not in methods:
-        _add(cls, "__getstate__", _state)
-        _add(cls, "__setstate__", _set_state)
+        added |= {name: _LATER[name] for name in ("__setattr__", "__delattr__")}
+    if frozen and slots and "__getstate__" not in space:
+        added |= {"__getstate__": _state, "__setstate__": _set_state}
+    return added
 
 
-def _add(cls: type, name: str, method: Callable[..., Any]) -> None:
-    method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
-    setattr(cls, name, method)
+def _with(cls: type, defaults: dict[str, Any], added: dict[str, Any]) -> type:
+    """The class with what is added; its variables are the defaults of its fields."""
+    for name, default in defaults.items():
+        if isinstance(default, dataclasses.Field):
+            if default.default is dataclasses.MISSING:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, default.default)
+    for name, value in added.items():
+        setattr(cls, name, value)
+    return cls
 
 
-def _add_later(cls: type, name: str, write: Callable[[], Callable[..., Any]]) -> None:
-    """Add a stand-in for a method that is written at its first call."""
+def _with_slots(cls: type, space: dict[str, Any], names: list[str], added: dict[str, Any]) -> type:
+    """A class like another one, with slots for its fields and with what is added."""
+    taken = {slot for base in cls.__mro__[1:-1] for slot in _slots(base)}
+    slots = dict.fromkeys((*_without_slots(cls), *names))
+    for name in (*slots, "__dict__", "__weakref__"):
+        space.pop(name, None)
+    space["__slots__"] = tuple(name for name in slots if name not in taken)
+    made = type(cls)(cls.__name__, cls.__bases__, space | added)
+    made.__qualname__ = cls.__qualname__
+    return made
 
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        method = write()
-        _add(cls, name, method)
-        return method(*args, **kwargs)
 
-    _add(cls, name, stand_in)
+def _slots(cls: type) -> Iterable[str]:
+    slots: Iterable[str] = cls.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def _without_slots(cls: Any) -> Iterator[str]:
+    """The fields of those bases that have no slots."""
+    for base in cls.__mro__[-1:0:-1]:
+        if "__dataclass_fields__" in base.__dict__ and "__slots__" not in base.__dict__:
+            yield from base.__dataclass_fields__
+
+
+class _Later:
+    """A stand-in for an attribute of classes, which a class has made when it is first read."""
+
+    def __init__(self, name: str, make: Callable[[Any], Any]) -> None:
+        self.name, self.make = name, make
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        for cls in owner.__mro__:  # where another thread was faster, none has it
+            if cls.__dict__.get(self.name) is self:
+                value = self.make(cls)
+                if isinstance(value, FunctionType):
+                    value.__name__ = self.name
+                    value.__qualname__ = f"{cls.__qualname__}.{self.name}"
+                setattr(cls, self.name, value)
+        return getattr(owner if instance is None else instance, self.name)
+
+
+# --- the fields ----------------------------------------------------------------------------------
+
+
+def _fields(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of the bases, then those that stand in the class itself."""
+    bases = (getattr(base, "__dataclass_fields__", {}) for base in cls.__mro__[-1:0:-1])
+    own: _Own = cls.__dict__["__dataclass_own__"]
+    fields = {name: _field(name, kind, own) for name, kind in own.kinds.items()}
+    return functools.reduce(operator.or_, bases, {}) | fields
+
+
+def _field(name: str, kind: Any, own: _Own) -> dataclasses.Field[Any]:
+    default = own.defaults.get(name, dataclasses.MISSING)
+    field: Any = default
+    if not isinstance(default, dataclasses.Field):
+        field = dataclasses.field(default=default)
+    field.name, field.type = name, kind
+    field._field_type = dataclasses._FIELD  # type: ignore[attr-defined]
+    if field.kw_only is dataclasses.MISSING:
+        field.kw_only = own.kw_only
+    return field  # type: ignore[no-any-return]
+
+
+def _match_args(cls: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls) if f.init and not f.kw_only)
 
 
 # --- the methods ---------------------------------------------------------------------------------
@@ -88,33 +173,32 @@ _UNSET = object()
 """The default of a parameter whose value a factory makes."""
 
 
-def _init(cls: type, frozen: bool) -> Callable[..., Any]:
+def _init(cls: Any) -> Callable[..., Any]:
     """`__init__`: the fields in order, those by keyword alone behind the others."""
-    every = dataclasses.fields(cls)
-    taken = [f for f in every if f.init]
-    names = {"_set": object.__setattr__, "_unset": _UNSET}
-    names |= {f"_default_{f.name}": f.default for f in every}
-    names |= {f"_make_{f.name}": f.default_factory for f in every}
-    slots = {f.name: slot for f in every if (slot := _slot(cls, f.name))} if frozen else {}
-    names |= {f"_set_{name}": slot.__set__ for name, slot in slots.items()}
-    by_keyword = [_parameter(f) for f in taken if f.kw_only]
-    parameters = ["self", *(_parameter(f) for f in taken if not f.kw_only)]
+    every, frozen = dataclasses.fields(cls), cls.__dict__["__dataclass_own__"].frozen
+    names: dict[str, Any] = {"_set": object.__setattr__, "_unset": _UNSET}
+    parameters, by_keyword, lines = ["self"], list[str](), list[str]()
+    for number, f in enumerate(every):
+        names |= {f"_default{number}": f.default, f"_make{number}": f.default_factory}
+        if f.init:
+            (by_keyword if f.kw_only else parameters).append(_parameter(f, number))
+        value = _value(f, number)
+        slot = _slot(cls, f.name) if frozen else None
+        if slot is not None:
+            names[f"_set{number}"] = slot.__set__
+        if value is not None:
+            lines.append(_assignment(number, value, frozen, slot is not None))
     parameters += ["*", *by_keyword] if by_keyword else []
-    lines = [
-        _assignment(f.name, value, frozen, f.name in slots)
-        for f in every
-        if (value := _value(f)) is not None
-    ]
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     body = "\n    ".join(lines or ["pass"])
-    return _compiled("__init__", f"({', '.join(parameters)})", body, names)
+    return _compiled("__init__", f"({', '.join(parameters)})", body, names, every)
 
 
-def _parameter(f: dataclasses.Field[Any]) -> str:
+def _parameter(f: dataclasses.Field[Any], number: int) -> str:
     if f.default is not dataclasses.MISSING:
-        return f"{f.name}=_default_{f.name}"
-    return f.name if f.default_factory is dataclasses.MISSING else f"{f.name}=_unset"
+        return f"_{number}=_default{number}"
+    return f"_{number}" if f.default_factory is dataclasses.MISSING else f"_{number}=_unset"
 
 
 def _slot(cls: type, name: str) -> MemberDescriptorType | None:
@@ -123,46 +207,70 @@ def _slot(cls: type, name: str) -> MemberDescriptorType | None:
     return slot if isinstance(slot, MemberDescriptorType) else None
 
 
-def _value(f: dataclasses.Field[Any]) -> str | None:
+def _value(f: dataclasses.Field[Any], number: int) -> str | None:
     """The expression whose value a field gets, or None where `__post_init__` sets it."""
     if f.default_factory is not dataclasses.MISSING:
-        from_factory = f"_make_{f.name}()"
-        return f"{from_factory} if {f.name} is _unset else {f.name}" if f.init else from_factory
+        made = f"_make{number}()"
+        return f"{made} if _{number} is _unset else _{number}" if f.init else made
     if f.init:
-        return f.name
-    return None if f.default is dataclasses.MISSING else f"_default_{f.name}"
+        return f"_{number}"
+    return None if f.default is dataclasses.MISSING else f"_default{number}"
 
 
-def _assignment(name: str, value: str, frozen: bool, slotted: bool) -> str:
+def _assignment(number: int, value: str, frozen: bool, slotted: bool) -> str:
     if not frozen:
-        return f"self.{name} = {value}"
-    return f"_set_{name}(self, {value})" if slotted else f'_set(self, "{name}", {value})'
+        return f"self._{number} = {value}"
+    return f"_set{number}(self, {value})" if slotted else f"_set(self, _name{number}, {value})"
 
 
-def _eq(cls: type) -> Callable[..., Any]:
+def _eq(cls: Any) -> Callable[..., Any]:
     """`__eq__`: of the same class, with equal fields."""
-    names = [f.name for f in dataclasses.fields(cls) if f.compare]
-    one, other = (_tuple(of, names) for of in ("self", "other"))
+    compared = [f for f in dataclasses.fields(cls) if f.compare]
+    one, other = (_tuple(of, len(compared)) for of in ("self", "other"))
     body = f"return {one} == {other} if other.__class__ is self.__class__ else NotImplemented"
-    return _compiled("__eq__", "(self, other)", body, {})
+    return _compiled("__eq__", "(self, other)", body, {}, compared)
 
 
-def _hash(cls: type) -> Callable[..., Any]:
+def _hash(cls: Any) -> Callable[..., Any]:
     """`__hash__`: of all fields that count."""
     every = dataclasses.fields(cls)
-    counted = [f.name for f in every if (f.compare if f.hash is None else f.hash)]
-    return _compiled("__hash__", "(self)", f"return hash({_tuple('self', counted)})", {})
+    counted = [f for f in every if (f.compare if f.hash is None else f.hash)]
+    body = f"return hash({_tuple('self', len(counted))})"
+    return _compiled("__hash__", "(self)", body, {}, counted)
 
 
-def _tuple(of: str, names: list[str]) -> str:
-    return f"({''.join(f'{of}.{name}, ' for name in names)})"
+def _tuple(of: str, count: int) -> str:
+    return f"({''.join(f'{of}._{number}, ' for number in range(count))})"
 
 
-def _compiled(name: str, parameters: str, body: str, names: dict[str, Any]) -> Callable[..., Any]:
-    space = dict(names)
-    exec(f"def {name}{parameters}:\n    {body}", space)
-    method: Callable[..., Any] = space[name]
+def _compiled(
+    name: str,
+    parameters: str,
+    body: str,
+    names: dict[str, Any],
+    of: Sequence[dataclasses.Field[Any]],
+) -> Callable[..., Any]:
+    """A method that calls the field `number` of some fields `_number`.
+
+    Many classes have methods that differ in the names of fields alone; one is compiled for them.
+    """
+    names |= {f"_name{number}": f.name for number, f in enumerate(of)}
+    exec(_code(f"def {name}{parameters}:\n    {body}"), names)
+    method: FunctionType = names[name]
+    called = {f"_{number}": f.name for number, f in enumerate(of)}
+    code = method.__code__
+    method.__code__ = code.replace(
+        co_varnames=tuple(called.get(n, n) for n in code.co_varnames),
+        co_names=tuple(called.get(n, n) for n in code.co_names),
+    )
+    if method.__kwdefaults__:
+        method.__kwdefaults__ = {called[n]: value for n, value in method.__kwdefaults__.items()}
     return method
+
+
+@functools.cache
+def _code(text: str) -> CodeType:
+    return compile(text, "<record>", "exec")
 
 
 def _shown(self: Any) -> str:
@@ -171,7 +279,7 @@ def _shown(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-def _refused(cls: type, name: str, what: str) -> Callable[..., None]:
+def _refused(name: str, what: str, cls: Any) -> Callable[..., None]:
     """`__setattr__` or `__delattr__` of a frozen class; subclasses may have other attributes."""
     names = frozenset(f.name for f in dataclasses.fields(cls))
 
@@ -185,7 +293,7 @@ def _refused(cls: type, name: str, what: str) -> Callable[..., None]:
 
 def _stated(self: Any) -> list[dataclasses.Field[Any]]:
     """The fields that `__post_init__` does not set."""
-    return [f for f in dataclasses.fields(self) if _value(f) is not None]
+    return [f for f in dataclasses.fields(self) if _value(f, 0) is not None]
 
 
 def _state(self: Any) -> list[Any]:
@@ -202,3 +310,17 @@ def _set_state(self: Any, state: list[Any]) -> None:
         object.__setattr__(self, f.name, value)
     if hasattr(self, "__post_init__"):
         self.__post_init__()
+
+
+_MAKERS: dict[str, Callable[[Any], Any]] = {
+    "__dataclass_fields__": _fields,
+    "__match_args__": _match_args,
+    "__init__": _init,
+    "__repr__": lambda cls: reprlib.recursive_repr()(_shown),
+    "__eq__": _eq,
+    "__hash__": _hash,
+    "__setattr__": functools.partial(_refused, "__setattr__", "assign to"),
+    "__delattr__": functools.partial(_refused, "__delattr__", "delete"),
+}
+_LATER = {name: _Later(name, make) for name, make in _MAKERS.items()}
+"""What a class has in place of each attribute until that is first read."""

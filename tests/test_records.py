@@ -178,6 +178,42 @@ def test_what_is_made_of_other_fields_is_not_pickled() -> None:
     assert again.seed == one.seed + 1
 
 
+def test_classes_that_differ_in_names_alone_share_the_code_of_their_methods() -> None:
+    @records.dataclass
+    class One:
+        left: int
+        right: int = 2
+
+    @records.dataclass
+    class Other:
+        up: int
+        down: int = 3
+
+    made = records._code.cache_info().currsize
+    assert (Other(1), Other(1, down=4).down) == (Other(up=1, down=3), 4)
+    grown = records._code.cache_info().currsize
+    assert (One(1), One(1, right=4).right) == (One(left=1, right=2), 4)
+    assert records._code.cache_info().currsize == grown >= made
+    with pytest.raises(TypeError, match="'left'"):
+        One()  # type: ignore[call-arg]
+
+
+def test_a_base_of_the_library_without_slots_keeps_its_fields() -> None:
+    @dataclasses.dataclass
+    class Base:
+        a: int = 1
+
+    @records.dataclass(slots=True)
+    class Child(Base):
+        b: int = 2
+
+    assert (Child().a, Child(3, 4).b, [f.name for f in dataclasses.fields(Child)]) == (
+        1,
+        4,
+        ["a", "b"],
+    )
+
+
 def test_a_cycle_is_shown() -> None:
     @records.dataclass
     class Link:
