@@ -77,7 +77,7 @@ class Calls:
             return (self.program.streams.seed(node.span),)
         if name == "grad":
             return self.program.goals.grad(node, scope)
-        if row_of(name) is not None and is_foreign(node):
+        if is_foreign(node) and row_of(name) is not None:
             return (self.program.refused.call("operator", node, scope),)
         opdef = load_all().get(name) or scope.declarations.operators.get(name)
         if opdef is not None and opdef.surface.items != "view":
