@@ -15,7 +15,7 @@ import contextlib
 import importlib.metadata
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from types import ModuleType
@@ -205,7 +205,7 @@ def _checked(record: object, package: str, span: Span | None) -> OpDef:
         part = getattr(record, field)
         if not callable(part) and not (part is None and field in OPTIONAL):
             refuse(f"a function for its {words}", f"give `{field}=` a function")
-    are_samples = isinstance(record.samples, tuple) and all(
+    are_samples = isinstance(record.samples, Sequence) and all(
         isinstance(s, Sample) and len(s.values) == len(s.ins) for s in record.samples
     )
     if not record.samples or not are_samples:

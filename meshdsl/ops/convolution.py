@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit, sliding
@@ -406,15 +407,15 @@ def _kernel_gradient(call: kit.Backward) -> kit.Grads:
 
 def _case(
     ins: str, along: str, dims: str, stride: int = 1, pad: str | int = "valid", dilation: int = 1
-) -> kit.Sample:
+) -> str:
     """A convolution: operands, source, window and target of each window, dims of the result."""
     source, window, target = zip(*(words.split() for words in along.split(",")), strict=True)
     ends = f"source=({' '.join(source)}) window=({' '.join(window)}) target=({' '.join(target)})"
     options = f"stride={stride} pad={pad!r} dilation={dilation}"
-    return kit.sample(f"{ins} | {ends} dims=({dims}) {options}")
+    return f"{ins} | {ends} dims=({dims}) {options}"
 
 
-_CASES = (
+_CASES = kit.samples(
     _case("b c=2 h=8; o=4 c kh=3", "h kh h", "b o h", pad="same"),
     _case("h=8 c=2 w=4 b; kh=3 c kw=3 o=4", "h kh ho=4, w kw wo=2", "ho b o wo", 2, "same"),
     _case("g=2 c=2 h=8; g kh=3 o=4 c", "h kh ho=4", "o g ho", 2, 1),
@@ -431,9 +432,8 @@ _CASES = (
 )
 
 
-def _samples(name: str) -> tuple[kit.Sample, ...]:
+def _calls(name: str) -> Iterator[kit.Sample]:
     """The convolutions, as calls of their transpose or of their gradient by the kernel."""
-    samples = []
     for case in _CASES:
         (x, k), attrs = case.ins, dict(case.attrs)
         y = kit.TensorType(attrs["dims"], x.dtype)
@@ -441,8 +441,7 @@ def _samples(name: str) -> tuple[kit.Sample, ...]:
             attrs |= {"source": attrs["target"], "target": attrs["source"]}
         ins, out = {"upconv": ((y, k), x), "conv_kernel": ((x, y), k)}[name]
         attrs["dims"] = out.dims
-        samples.append(kit.Sample(ins, tuple(attrs.items()), ("int", "int")))
-    return tuple(samples)
+        yield kit.Sample(ins, tuple(attrs.items()), ("int", "int"))
 
 
 _OPTIONS = (("stride", 1), ("pad", "valid"), ("dilation", 1))
@@ -471,7 +470,7 @@ kit.operator(
     lambda sig: _factors(sig, back=True),
     _up_numpy,
     _up_torch,
-    _samples("upconv"),
+    kit.Samples(partial(_calls, "upconv")),
     bind=_bind("upconv"),
     flops=lambda sig: _flops(sig, back=True),
     gradient=_up_gradient,
@@ -486,7 +485,7 @@ kit.operator(
     _kernel_factors,
     _kernel_numpy,
     _kernel_torch,
-    _samples("conv_kernel"),
+    kit.Samples(partial(_calls, "conv_kernel")),
     flops=lambda sig: _taps_flops(sig, sig.ins[1], sig.ins[0], _kernel_roles(sig).summed),
     gradient=_kernel_gradient,
     precision="compute",

@@ -9,9 +9,11 @@ from meshdsl.backends.runtime.indices import check_divisor
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
 
-_SAMPLES = (
-    *kit.samples(*kit.BINARY, values="half int"),
-    *kit.samples(*kit.BINARY[:3], values="int nonzero", dtype=kit.I32),
+_SAMPLES = kit.Samples(
+    lambda: (
+        *kit.samples(*kit.BINARY, values="half int"),
+        *kit.samples(*kit.BINARY[:3], values="int nonzero", dtype=kit.I32),
+    )
 )
 
 

@@ -24,7 +24,7 @@ def composite(
     infer: kit.Infer,
     numpy: Callable[..., kit.Array],
     torch: Callable[[kit.TorchCall], str],
-    samples: tuple[kit.Sample, ...],
+    samples: Sequence[kit.Sample],
     *,
     meaning: str,
     linear: Callable[[kit.Signature], Sequence[Sequence[int]]] = lambda sig: (),
@@ -251,7 +251,7 @@ def _norm_gradient(name: str) -> kit.Gradient:
 
 def norm_samples(
     same: int, scales: int, values: str = "int", *, has_eps: bool = False
-) -> tuple[kit.Sample, ...]:
+) -> kit.Samples:
     """Calls of `same` operands of one type, and up to `scales` that have their own dim alone.
 
     With `has_eps` one more has all of them, and another `eps` than the usual.

@@ -564,7 +564,7 @@ class OpDef:
     factors: Callable[[Signature], Factors]
     numpy: Callable[..., Any]
     torch: Callable[[TorchCall], str]
-    samples: tuple[Sample, ...]
+    samples: Sequence[Sample]
     exact: bool = True
     view: bool = False
     shows: Callable[[Types, Attrs], bool] | None = None

@@ -13,7 +13,6 @@ from meshdsl.ops.opdef import (
     Infer,
     NumpyCall,
     OpDef,
-    Sample,
     Spelling,
     Surface,
     TorchCall,
@@ -30,7 +29,7 @@ from meshdsl.ops.requirements import (
     need_one_dtype,
     plain,
 )
-from meshdsl.ops.samples import samples
+from meshdsl.ops.samples import Samples, samples
 from meshdsl.ops.zeros import passes
 
 Text = str | Callable[[TorchCall, list[str]], str]
@@ -191,13 +190,15 @@ def torch_pointwise(text: Text) -> Callable[[TorchCall], str]:
     return write
 
 
-def pointwise_samples(arity: int, accept: str, values: str = "int") -> tuple[Sample, ...]:
+def pointwise_samples(arity: int, accept: str, values: str = "int") -> Samples:
     """Samples of one or two operands of the kind `accept`, drawn from the distribution `values`."""
     dtype = {"bool": BOOL, "float": F32, "number": F32, "any": I32}[accept]
     shapes = {1: UNARY, 2: BINARY}[arity]
     other = {"number": I32, "any": F32}.get(accept)
     first = samples(*shapes, values=values, dtype=dtype)
-    return (*first, *samples(shapes[0], values=values, dtype=other)) if other else first
+    if other is None:
+        return first
+    return Samples(lambda: (*first, *samples(shapes[0], values=values, dtype=other)))
 
 
 UNARY = ("b h", "()", "s b h")

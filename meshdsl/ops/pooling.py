@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from meshdsl.backends.runtime.lazy_numpy import np
@@ -344,7 +345,7 @@ kit.operator(
     _back_factors,
     _grad_numpy,
     _grad_text,
-    tuple(_with_taps(_CASES, back=True)),
+    kit.Samples(partial(_with_taps, _CASES, back=True)),
     flops=_cost,
     gradient=_by_taps("max_pool_take"),
     meaning="The gradient of `max_pool`: the cotangent of each position, where its element is.",
@@ -356,7 +357,7 @@ kit.operator(
     lambda sig: _factors(sig, 0.0, linear=True),
     _take_numpy,
     _take_text,
-    tuple(_with_taps(_CASES, back=False)),
+    kit.Samples(partial(_with_taps, _CASES, back=False)),
     flops=_cost,
     gradient=_by_taps("max_pool_grad"),
     meaning="The gradient of `max_pool_grad`: the element that each position was taken from.",

@@ -10,8 +10,10 @@ literal without blanks, or a tuple of values in parentheses: `pairs=((s m=4) (b 
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import overload
 
 from meshdsl.ir.types import ELEMENT_TYPES, F32, Dim, DType, TensorType
 from meshdsl.ops.opdef import Sample
@@ -23,9 +25,31 @@ _WORD = re.compile(r"[()]|[^\s()]+")
 _DIM = re.compile(r"([a-z]\w*)(?:=(\d+))?")
 
 
-def samples(*texts: str, values: str = "int", dtype: DType = F32) -> tuple[Sample, ...]:
+class Samples(Sequence[Sample]):
+    """Samples that are made when one is first asked for: no command that compiles needs any."""
+
+    def __init__(self, make: Callable[[], Iterable[Sample]]) -> None:
+        self.make = make
+
+    @functools.cached_property
+    def every(self) -> tuple[Sample, ...]:
+        """The samples."""
+        return (*self.make(),)
+
+    @overload
+    def __getitem__(self, at: int) -> Sample: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, at: int | slice) -> Sample | Sequence[Sample]:
+        return self.every[at]
+
+    def __len__(self) -> int:
+        return len(self.every)
+
+
+def samples(*texts: str, values: str = "int", dtype: DType = F32) -> Samples:
     """The samples of several lines, each read by `sample`."""
-    return tuple(sample(text, values=values, dtype=dtype) for text in texts)
+    return Samples(lambda: (sample(text, values=values, dtype=dtype) for text in texts))
 
 
 def sample(text: str, values: str = "int", dtype: DType = F32) -> Sample:

@@ -35,7 +35,7 @@ def update(
     name: str,
     operands: tuple[str, ...],
     numpy: Callable[..., _Arrays],
-    samples: tuple[kit.Sample, ...],
+    samples: Sequence[kit.Sample],
     *,
     meaning: str,
     flops: int,

@@ -25,7 +25,7 @@ def view(
     factors: Callable[[kit.Signature], kit.Factors],
     numpy: Callable[[kit.NumpyCall, kit.Array], kit.Array],
     torch: Callable[[kit.TorchCall], str],
-    samples: tuple[kit.Sample, ...],
+    samples: Sequence[kit.Sample],
     gradient: kit.Gradient,
     legal: Legal | None = None,
     lazy: bool = False,
