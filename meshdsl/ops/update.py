@@ -15,7 +15,7 @@ copies none: nothing reads its gradients any more, and it overwrites them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshdsl.backends.runtime.lazy_numpy import np
