@@ -30,7 +30,7 @@ from meshdsl.named.emit import Emit
 from meshdsl.named.expressions import Literals, option_value, surface_name, unknown_function
 from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
-from meshdsl.named.prelude import NUMBERS, form, library, prelude
+from meshdsl.named.prelude import NUMBERS, definition, form, library, prelude
 from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import Attrs, OpDef, OpError, load_all
 from meshdsl.records import dataclass
@@ -125,7 +125,7 @@ class Calls:
         library = load_all().get(name)
         if library is not None and library.surface.items in ("dim", "dims") and not node.items:
             return
-        if name in load_all() or name in prelude().functions:
+        if name in load_all() or definition(name) is not None:
             message = f"this `def {name}` stands before the library's `{name}`"
             fixes = called(function.name.span, f"{name}_")
             help = advice(fixes, "if calls of the library's are meant, they have its name then")
@@ -477,7 +477,7 @@ class Calls:
             fail("MD0110", message, node.function.span, where, help=help)
 
     def _enter(self, function: ast.FunctionDecl, node: ast.CallExpr, scope: Scope) -> Scope:
-        is_of_file = function is not prelude().functions.get(function.name.text)
+        is_of_file = function is not definition(function.name.text)
         declarations = scope.declarations if is_of_file else prelude()
         path, functions = scope.enter(function.name.label)
         root = self.program.root_dims if is_of_file else {}

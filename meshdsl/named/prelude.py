@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source, Span
 from meshdsl.named.declarations import Declarations, declare
-from meshdsl.named.prelude_files import files
+from meshdsl.named.prelude_files import files, function_names
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
@@ -44,6 +44,11 @@ def prelude() -> Declarations:
     if diagnostics.errors:
         raise AssertionError("the prelude is wrong") from DiagnosticError(*diagnostics.errors)
     return replace(declarations, is_library=True)
+
+
+def definition(name: str) -> ast.FunctionDecl | None:
+    """The `def` of the prelude of a name; nothing of the prelude is parsed where there is none."""
+    return prelude().functions[name] if name in function_names() else None
 
 
 @functools.cache

@@ -17,6 +17,7 @@ def files() -> tuple[Source, ...]:
     return tuple(Source(str(path), path.read_text(encoding="utf-8")) for path in paths)
 
 
+@functools.cache
 def function_names() -> frozenset[str]:
     """The names of all functions of the prelude."""
     each = (re.findall(r"^def (\w+)", part.text, re.MULTILINE) for part in files())

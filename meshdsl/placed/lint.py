@@ -31,7 +31,7 @@ from meshdsl.diagnostics import (
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.expand import may_be_expanded
 from meshdsl.named.ir import NamedProgram, Pin, Value, loops_of, values_of, walk
-from meshdsl.named.prelude import prelude
+from meshdsl.named.prelude_files import function_names
 from meshdsl.named.selectors import TENSOR, selects
 from meshdsl.option_edits import leave_out
 from meshdsl.placed import rings
@@ -456,9 +456,8 @@ def _lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnos
 def declared_names(declarations: Declarations) -> set[str]:
     """The names of all tensors and functions of a file, by its text alone."""
     bodies = (*declarations.programs.values(), *declarations.functions.values())
-    library = set(prelude().functions)
     named = (node for body in bodies for node in ast.walk(body))
-    return {_declared(n.name.text) for n in named if isinstance(n, _NAMING)} | library
+    return {_declared(n.name.text) for n in named if isinstance(n, _NAMING)} | function_names()
 
 
 def _declared(name: str) -> str:
