@@ -3,7 +3,7 @@
 After expansion a backward pass recomputes results of its forward pass: the maximum and the sum
 of a softmax over a split dim, each behind a collective. No large tensor is kept longer for it: one
 phase reads of another only results smaller than the operands, or than which nothing as large has
-been made since, and none of a `recompute` block. What is computed of one number is a number.
+been made since, and none of a `recompute` block. What is computed of numbers is a number.
 (Value numbering, Alpern, Wegman and Zadeck 1988.)
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
 from typing import Any, TypeVar
 
@@ -99,7 +99,8 @@ class Merging(Visitor):
     def inside(self, loop: NamedLoop) -> Merging:
         """The block of a loop, before its first node."""
         kept = {c.next for c in loop.carries} | {c.inside for c in loop.collected}
-        return Merging(self.alike, kept, only_light=self.only_light)
+        numbers = dict(self.literals)
+        return Merging(self.alike, kept, literals=numbers, only_light=self.only_light)
 
     def copy(self) -> Merging:
         """The same block, to go on with in another way."""
@@ -135,10 +136,22 @@ class Merging(Visitor):
         """The next loop, with its own operators merged."""
         loop = self.now(loop)
         inner = self.inside(loop)
+        inner.numbers_carried(loop)
         stacked = inner.slices(loop.stacked)
         body = inner.nodes(loop.body)
         self.leave(inner)
         return self.without_equal_stacks(replace(loop, body=body, stacked=stacked))
+
+    def numbers_carried(self, loop: NamedLoop) -> None:
+        """Let a loop read numbers that it carries unchanged as what they are.
+
+        The gradient of a sum over iterations is carried so.
+        """
+        for carry in loop.carries:
+            if carry.next is carry.inside and carry.init in self.literals:
+                self.same[carry.inside] = carry.init
+                self.merged += 1
+                self.equals = True
 
     def slices(self, stacked: tuple[Stacked[Value], ...]) -> tuple[Stacked[Value], ...]:
         """The slices that a loop takes, of each stack one: of those that became one, too."""
@@ -165,8 +178,8 @@ class Merging(Visitor):
     def op(self, op: NamedOp) -> NamedOp | None:
         """The next operator, an identity of an equal one, or None where that one replaces it."""
         op = self.now(op)
-        if len(op.ins) == 1 and op.ins[0] in self.literals:
-            op = _folded(op, self.literals[op.ins[0]])
+        if op.ins and all(v in self.literals for v in op.ins):
+            op = _folded(op, [self.literals[v] for v in op.ins])
         if op.name == "constant":
             self.literals[op.out] = op.attr("value")
         merges = op.kind is None and len(op.outs) == 1 and not lookup(op.name).overwrites
@@ -237,13 +250,13 @@ class Merging(Visitor):
         return op.out.type.elements < most or (shared and op.out.type.elements == most)
 
 
-def _folded(op: NamedOp, operand: int | float) -> NamedOp:
-    """The number that an operator of a number yields, if it is one that a text may have."""
+def _folded(op: NamedOp, operands: Sequence[int | float]) -> NamedOp:
+    """The number that an operator of numbers yields, if it is one that a text may have."""
     fold = lookup(op.name).fold
     if fold is None or op.out.type.dtype.kind != "float" or op.out.name is not None:
         return op
     try:
-        number = made(float(fold(operand)), op.name, operand)
+        number = made(float(fold(*operands)), op.name, *operands)
     except (ArithmeticError, TypeError, ValueError):
         return op
     if not math.isfinite(number):
