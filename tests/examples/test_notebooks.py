@@ -235,14 +235,14 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
             {"rules": rules}
             for rules in (
                 ["F -> tp"],
-                ["x: D -> tp", "w1: D -> tp", "w2: D -> tp"],
+                ["x: D -> tp", "D -> tp", "F -> tp"],
                 ["x: D -> tp", "w1: D -> tp", "w2: F -> tp"],
             )
         ],
     ),
     ("04", 3): (
-        [{"X": n} for n in (2048, 8192 // 4, 2**11)],
-        [{"X": n} for n in (1024, 4096, 512)],
+        [{"X": n} for n in (2048, 8192 // 4, 2048.0)],
+        [{"X": n} for n in (1024, 1548, 0)],
     ),
     ("06", 0): (
         [
