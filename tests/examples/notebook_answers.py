@@ -24,14 +24,6 @@ STREAM = ["y: model -> y", "target: model -> y"]
 SPACE = ("layouts", "plans")
 BOUNDS = ("tokens_one_axis", "tokens_three_axes")
 
-TALL = "{ rows -> a }"
-HURRY = "{ batch -> date, hiden -> tp, model -> tp, hidden -> tp }"
-
-
-def mended(name: str, layout: str, *layouts: str) -> list[Answer]:
-    """The text of an exercise with other layouts: expressions of its own first text."""
-    return [{name: f"first_{name}.replace({layout!r}, {other!r})"} for other in layouts]
-
 
 def by_position(*rows: str) -> list[Answer]:
     """Signatures of `wq`, `wk`, `wv` and `wo`, one digit each."""
@@ -107,6 +99,20 @@ ANSWERS: Answers = {
     ),
     ("05", 0): (
         each(
+            ("as_sbp",),
+            ({"x": "S(0), B", "w1": "S(0), S(1)", "w2": "S(1), S(0)"},),
+            (dict(w2="S(1), S(0)", w1="S(0), S(1)", x="S(0), B"),),
+            ({"x": "S(0),B", "w1": "S(0),S(1)", "w2": "S(1),S(0)", "y": "S(0),B"},),
+        ),
+        each(
+            ("as_sbp",),
+            ({"x": "S(0), B", "w1": "S(0), S(1)", "w2": "S(0), S(1)"},),
+            ({"x": "S(0), B", "w1": "S(1), S(0)", "w2": "S(0), S(1)"},),
+            ({"x": "S(0), S(2)", "w1": "S(0), S(1)", "w2": "S(1), S(0)"},),
+        ),
+    ),
+    ("05", 1): (
+        each(
             ("layout",),
             (["m -> row", "n -> col", "a: k -> col", "b: k -> row"],),
             (["b: k -> row", "a: k -> col", "n -> col", "m -> row"],),
@@ -115,33 +121,31 @@ ANSWERS: Answers = {
         each(
             ("layout",),
             (["m -> row", "n -> col", "a: k -> col"],),
-            (["m -> row", "n -> col", "b: k -> row"],),
+            (["m -> row", "n -> col", "k -> col"],),
             (["m -> col", "n -> row", "a: k -> row", "b: k -> col"],),
         ),
     ),
-    ("05", 1): (
-        by_position("1110", "1110", "1110"),
-        by_position("0001", "1111", "2221"),
-    ),
     ("05", 2): (
-        mended(
-            "broken",
-            HURRY,
-            "{ batch -> data, hidden -> tp }",
-            "{ hidden -> tp, batch -> data }",
-            "{ batch -> data, hidden -> tp, model -> none }",
-        ),
-        mended(
-            "broken",
-            HURRY,
-            "{ batch -> data, model -> tp }",
-            "{ batch -> data }",
-            "{ hidden -> tp }",
-        ),
+        by_position("1110", "1110", "1110"),
+        by_position("0001", "1111", "3110"),
     ),
     ("05", 3): (
+        each(
+            ("hurry",),
+            ("layout hurry { batch -> data, hidden -> tp }",),
+            ("layout hurry { hidden -> tp, batch -> data }",),
+            ("layout hurry { batch -> data, hidden -> tp, model -> none }",),
+        ),
+        each(
+            ("hurry",),
+            ("layout hurry { batch -> data, model -> tp }",),
+            ("layout hurry { batch -> data }",),
+            ("",),
+        ),
+    ),
+    ("05", 4): (
         each(("rule",), ("y: seq -> tp",), ("y: seq->tp",), ("y: seq -> (tp)",)),
-        each(("rule",), ("y: model -> tp",), ("y: batch -> tp",), ("x: seq -> tp",)),
+        each(("rule",), ("y: model -> tp",), ("y: sequence -> tp",), ("y: seq -> data",)),
     ),
     ("09", 0): (
         each(("rows_needed",), (319,), (319.0,), (318.2,)),
