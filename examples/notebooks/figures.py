@@ -295,14 +295,19 @@ class MemoryOverTime(Figure):
         ends = [samples[-1][0] for samples in self.samples.values()]
         sums = [sum(each.values()) for s in self.samples.values() for _, each in s]
         across, up = width / max(ends), height / max(sums)
-        parts, x = [], 0.0
+        parts, x, y = [], 0.0, 0.0
         there = [k for k in KINDS if any(e[k] for s in self.samples.values() for _, e in s)]
         for kind in there:
-            parts.append(f'<rect x="{x:g}" y="0" width="11" height="11" {_look(kind)}/>')
-            parts.append(f'<text x="{x + 15:g}" y="10" font-size="11">{KINDS[kind][0]}</text>')
-            x += 28 + 6 * len(KINDS[kind][0])
+            wide = 28 + 6 * len(KINDS[kind][0])
+            if x + wide > left + width + 10:
+                x, y = 0.0, y + 18
+            parts.append(f'<rect x="{x:g}" y="{y:g}" width="11" height="11" {_look(kind)}/>')
+            said = f'<text x="{x + 15:g}" y="{y + 10:g}" font-size="11">{KINDS[kind][0]}</text>'
+            parts.append(said)
+            x += wide
+        top = y + 24
         for number, (name, samples) in enumerate(self.samples.items()):
-            bottom = 24 + number * step + height
+            bottom = top + number * step + height
             most = max(sum(each.values()) for _, each in samples)
             said = f"{most / 1e6:,.0f} MB at most"
             parts.append(f'<text x="0" y="{bottom - height + 12}">{escape(name)}</text>')
@@ -327,7 +332,7 @@ class MemoryOverTime(Figure):
             at = left + samples[-1][0] * across
             small += ' text-anchor="end"'
             parts.append(f'<text x="{at:.0f}" y="{bottom + 14}" {small}>{took}</text>')
-        return drawn(max(left + width + 10, x), 24 + len(self.samples) * step, parts)
+        return drawn(left + width + 10, top + len(self.samples) * step, parts)
 
 
 def _look(kind: str) -> str:

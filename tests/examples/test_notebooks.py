@@ -181,6 +181,7 @@ ASIDE = "F0 I0 W0 F1 I1 F2 I2 W1 F3 I3 W2 W3"
 
 ADAM = "(md.adam(lr=1e-4, compute='bf16'), [])"
 HOST = ADAM.replace("[]", "['state: memory = host']")
+FASTER = HOST.replace("1e-4", "1e-3")
 HALF = ADAM.replace("[]", "['params: memory = host']")
 BOTH = ADAM.replace("[]", "['params: memory = host', 'state: memory = host']")
 LESS = "(md.adafactor(lr=1e-4, compute='bf16'), [])"
@@ -324,12 +325,12 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
         [{"choice": c} for c in ((8, 1, 2), (1, 1, 16), (16, 1, 1))],
     ),
     ("08", 0): (
-        [{"devices_gb": n, "devices_gib": 41} for n in (44, 44.0, Fraction(44))],
-        [{"devices_gb": a, "devices_gib": b} for a, b in ((43, 41), (44, 44), (45, 41))],
+        [{"zero_1": n, "zero_2": 5, "zero_3": 4} for n in (13, 13.0, Fraction(13))],
+        [{"zero_1": a, "zero_2": b, "zero_3": 4} for a, b in ((12, 5), (13, 8), (13.5, 5))],
     ),
     ("08", 1): (
-        [{"length": n} for n in (8, 4, 2**3)],
-        [{"length": n} for n in (64, 1, 12)],
+        [{"length": n} for n in (8, 4, 8.0)],
+        [{"length": n} for n in (64, 12, 0)],
     ),
     ("08", 2): (
         [
@@ -338,7 +339,7 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
         ],
         [
             {"ways": f"[{HOST}, {one}, {other}]"}
-            for one, other in ((HOST, LESS), (LESS, ADAM), (SGD, HALF))
+            for one, other in ((FASTER, LESS), (LESS, ADAM), (SGD, HALF))
         ],
     ),
 }
@@ -356,7 +357,7 @@ READ = {
     "05": ("def mlp", "def summa", "MEANT =", "feed_forward"),
     "06": ("",),
     "07": ("E, K =", "def gate", "def softmax", "staged ="),
-    "08": ("def gpt", "def segmented"),
+    "08": ("def gpt", "split = [", "def segmented"),
 }
 """Of notebooks whose exercises use what is before them, the cells with these texts.
 
