@@ -18,6 +18,7 @@
 
 # %%
 import numpy as np
+from course import attempt
 from figures import Plot
 
 import meshdsl as md
@@ -75,8 +76,18 @@ data.compare(tensor, fully_sharded)
 #   fetches the rest when it is needed. `params:`, `grads:` and `state:` narrow a rule to where
 #   parameters, gradients and the optimizer's numbers are stored.
 #
-# The same two splits of one product, as in OneFlow's example of notebook 1: only data parallelism
-# all_reduces the gradient of `w`.
+# Which block of `w1` does device 0 store? Under data parallelism all of it. Tensor parallelism cuts
+# it by columns, for good. Fully sharded parallelism cuts it here by rows, for storage only:
+
+# %%
+mlp.compile(four, tensor).tensor("w1")
+
+# %%
+mlp.compile(four, fully_sharded).tensor("w1")
+
+# %% [markdown]
+# The product of notebook 1, OneFlow's example, has the first two of these splits. Only data
+# parallelism all_reduces the gradient of `w`:
 
 # %%
 rows, inner, cols = md.dims(rows=4, inner=5, cols=8)
@@ -126,9 +137,10 @@ Plot("Four devices", curves, x="batch", y="KiB a device sends", log="xy")
 
 # %% [markdown]
 # Small batches favour tensor parallelism, large ones data parallelism. Exercise 2 asks where they
-# cross. Fully sharded parallelism sends no more than data parallelism here: the all_reduce of a
-# gradient becomes a reduce_scatter, and its other half is an all_gather of the weight. In a deeper
-# network the weight is fetched once more for the backward pass, as ZeRO's table below shows.
+# cross. Fully sharded parallelism sends as much as data parallelism here (one curve lies on the
+# other): the all_reduce of a gradient becomes a reduce_scatter, and its other half is an all_gather
+# of the weight. In a deeper network the weight is fetched once more for the backward pass, as
+# ZeRO's table below shows.
 #
 # ## Two layers, one formula
 #
@@ -325,8 +337,10 @@ def both(size):
     return [plan.cost().wire_bytes for plan in plans]
 
 
-by_batch, by_f = both(turning_point)
-print("Right!" if by_batch == by_f else f"Not yet: {by_batch:,.0f} and {by_f:,.0f} bytes.")
+with attempt():
+    by_batch, by_f = both(int(turning_point))
+    right = by_batch == by_f and turning_point == int(turning_point)
+    print("Right!" if right else f"Not yet: {by_batch:,.0f} and {by_f:,.0f} bytes.")
 
 # %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: 2·d·f = batch·d, so batch = 2·f.
@@ -355,9 +369,10 @@ def fits(layout):
     return held, plan.cost().wire_bytes / base.cost().wire_bytes
 
 
-held, times = fits(choice)
-right = held <= 60 and times < 1.01
-print("Right!" if right else f"Not yet: {held:.1f} GB, {times:.1f} times the bytes.")
+with attempt():
+    held, times = fits(choice)
+    right = held <= 60 and times < 1.01
+    print("Right!" if right else f"Not yet: {held:.1f} GB, {times:.1f} times the bytes.")
 
 # %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: ZeRO 1 and ZeRO 2 both do; ZeRO 3 sends more, and plain data parallelism does not fit.
@@ -393,13 +408,13 @@ for guess, axes in ((tokens_one_axis, 1), (tokens_three_axes, 3)):
     print(f"axes: {axes}.", "Right!" if right else f"Not yet: {computing:.1e} and {sending:.1e} s.")
 
 # %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
-# Solution: B/X = C/(W·axes). It depends on neither D nor F.
+# Solution: B/X = C/(W·axes), which depends on neither D nor F: 2550 and 850, as published.
 tokens_one_axis, tokens_three_axes = C / W, C / W / 3
 assert np.isclose(*seconds(tokens_one_axis, 1))
 assert np.isclose(*seconds(tokens_three_axes, 3))
 assert (round(tokens_one_axis), round(tokens_three_axes)) == (2550, 850)
 
 # %% [markdown]
-# 2550 and 850, as published. LLaMA 3 70B was trained with 4·1024·1024 tokens a step; on 8,960
-# chips that is 468 tokens each. So (part 6) data or fully sharded parallelism alone would wait
+# The book's part 6 trains LLaMA 3 70B with 4·1024·1024 tokens a step on 8,960 chips. That is 468
+# tokens for each chip: fewer than you found. So data or fully sharded parallelism alone would wait
 # for the network, and one mixes it with tensor parallelism. That is notebook 4.

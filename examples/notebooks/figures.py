@@ -111,6 +111,12 @@ class Plot(Figure):
         rows += [f"{len(self.dots)} dots"] if self.dots else []
         return "\n".join([head, *rows])
 
+    def hidden(self, curve: Curve, index: int) -> list[tuple[tuple[float, float], ...]]:
+        """The segments of a curve that a later one is drawn over: they are wide, to be seen."""
+        later = list(self.curves.values())[index + 1 :]
+        over = {segment for each in later for segment in pairwise(each.items())}
+        return [segment for segment in pairwise(curve.items()) if segment in over]
+
     def _repr_svg_(self) -> str:
         every = [pair for each in self.curves.values() for pair in each.items()]
         every += [*self.points.values(), *self.dots]
@@ -141,6 +147,10 @@ class Plot(Figure):
         for index, (name, each) in enumerate(self.curves.items()):
             colour = LINES[index % len(LINES)]
             corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in (at(x, y) for x, y in each.items()))
+            for start, end in self.hidden(each, index):
+                (a, b), (c, d) = at(*start), at(*end)
+                look = f'stroke="{colour}" stroke-width="10" stroke-opacity="0.35"'
+                parts.append(f'<path d="M{a:.1f} {b:.1f}L{c:.1f} {d:.1f}" {look}/>')
             stroke = f'fill="none" stroke="{colour}" stroke-width="2"'
             parts.append(f'<polyline points="{corners}" {stroke}/>')
             for a, b in (at(x, y) for x, y in each.items()):

@@ -80,8 +80,8 @@ ANSWERS: Answers = {
         each(("least_d",), (10_200,), (850,), (5000,)),
     ),
     ("03", 1): (
-        each(("turning_point",), (2048,), (2 * 1024,), (2**11,)),
-        each(("turning_point",), (1024,), (512,), (4096,)),
+        each(("turning_point",), (2048,), (2 * 1024,), (2048.0,)),
+        each(("turning_point",), (1024,), (512,), (0,)),
     ),
     ("03", 2): (
         [
@@ -175,7 +175,7 @@ ANSWERS: Answers = {
         each(BUBBLES, (63 / 575, 63 / 575), (63 / 64, 0.058), (63 / 3135, 63 / 6207)),
     ),
     ("10", 0): (
-        each(SPACE, (125, 125**20), (5**3, 5**60), (125.0, 125**20)),
+        each(SPACE, (125, 125**20), (5**3, 5**60), (125.0, 125.0**20)),
         each(SPACE, (12, 240), (64, 64**20), (125, 20 * 125)),
     ),
     ("10", 1): (
@@ -208,7 +208,7 @@ ANSWERS: Answers = {
     ),
     ("10", 3): (
         each(("milliseconds",), (19.09,), (19.0,), (19.2,)),
-        each(("milliseconds",), (47,), (9,), (16,)),
+        each(("milliseconds",), (47,), (16,), (-1,)),
     ),
 }
 """What an exercise gives values to, right and wrong, by notebook and exercise."""

@@ -259,7 +259,7 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
             for law in (
                 lambda D, N: Fraction(D - 1, N),
                 lambda D, N: Fraction(D - 1, D),
-                lambda D, N: Fraction(D, N + D),
+                lambda D, N: Fraction(D - 1, N - 1),
             )
         ],
     ),
@@ -322,7 +322,7 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
     ),
     ("07", 3): (
         [{"choice": c} for c in ((4, 1, 4), [4, 1, 4], (2 + 2, 1, 2**2))],
-        [{"choice": c} for c in ((8, 1, 2), (1, 1, 16), (16, 1, 1))],
+        [{"choice": c} for c in ((8, 1, 2), (1, 1, 16), (4, 4))],
     ),
     ("08", 0): (
         [{"zero_1": n, "zero_2": 5, "zero_3": 4} for n in (13, 13.0, Fraction(13))],
@@ -419,6 +419,22 @@ def told(known: dict[str, Any], cell: Json) -> str:
     with contextlib.redirect_stdout(printed):
         run(str(cell.source), known, f"<{cell['id']}>")
     return printed.getvalue()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
+def test_no_text_below_an_exercise_has_its_answer(script: Path) -> None:
+    """A solution is folded, and the edition for students has none; a text is always visible."""
+    cells = MAKER["unexecuted"](script).cells
+    places = [n for n, c in enumerate(cells) if "exercise" in c.metadata.get("tags", ())]
+    for exercise, place in enumerate(places):
+        answers = ANSWERS[script.stem[:2], exercise][0]
+        values = [value for answer in answers for value in answer.values()]
+        numbers = {v for v in values if isinstance(v, int | float) and v >= 100}
+        below = " ".join(c.source for c in cells[place:] if c.cell_type == "markdown")
+        below = re.sub(r"[.,](?!\d)", " ", below)
+        words = set(re.split(r"[^\w.,]+", below))
+        written = {form for n in numbers for form in (f"{n:g}", f"{n:.0f}", f"{n:,.0f}")}
+        assert not written & words, (exercise, written & words)
 
 
 @pytest.mark.parametrize(("number", "exercise"), ANSWERS)
