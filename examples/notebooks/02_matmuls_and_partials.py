@@ -378,7 +378,55 @@ scatter_after = product.compile(four, ["j -> x", "y: i -> x"]).cost().wire_bytes
 print(gather_first / scatter_after, 128 / 256)
 
 # %% [markdown]
-# The ratio is M/K, as the book says. Next: notebook 3, where the parts are gradients.
+# The ratio is M/K, as the book says.
+#
+# ## Exercise 5: an all_gather on a ring
+#
+# Device `d` of `n` has block `d`. In each of n − 1 steps, 0 to n − 2, every device sends one block
+# that it has to the next device, `(d + 1) % n`. In the end every device has all blocks. Which block
+# does device `d` send in a step?
+#
+# <details><summary>A hint</summary>
+# In step 0 a device has its own block only. In step 1 it can pass on what came in.
+# </details>
+
+
+# %% tags=["exercise"]
+def block_to_send(d, step, n):
+    return d
+
+
+# %% tags=["check"]
+def gathers(choose, n):
+    """What is wrong with a choice of blocks on n devices; nothing, if all get all."""
+    has = [{d} for d in range(n)]
+    for step in range(n - 1):
+        blocks = [choose(d, step, n) for d in range(n)]
+        for d, block in enumerate(blocks):
+            if block not in has[d]:
+                return f"in step {step} device {d} of {n} does not have block {block}"
+        for d, block in enumerate(blocks):
+            has[(d + 1) % n].add(block)
+    least = min(map(len, has))
+    return f"a device has {least} of {n} blocks in the end" if least < n else ""
+
+
+with attempt():
+    faults = [fault for n in (2, 4, 7) if (fault := gathers(block_to_send, n))]
+    print(f"Not yet: {faults[0]}." if faults else "Right!")
+
+
+# %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
+# Solution: first its own block, then always the one that came in last, from the device before it.
+def block_to_send(d, step, n):
+    return (d - step) % n
+
+
+assert not any(gathers(block_to_send, n) for n in (2, 4, 7))
+
+# %% [markdown]
+# `ring_all_reduce` above does the same in its second half, beginning with the chunk that a device
+# has added up. Next: notebook 3, where the parts are gradients.
 #
 # ## Footnotes
 #

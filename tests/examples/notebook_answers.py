@@ -79,6 +79,20 @@ ANSWERS: Answers = {
         each(("least_d",), (5100,), (2 * 4.59e14 / 1.8e11,), (5101,)),
         each(("least_d",), (10_200,), (850,), (5000,)),
     ),
+    ("02", 4): (
+        each(
+            ("block_to_send",),
+            (lambda d, step, n: (d - step) % n,),
+            (lambda d, step, n: (d + n - step) % n,),
+            (lambda d, step, n: d - step if d >= step else d - step + n,),
+        ),
+        each(
+            ("block_to_send",),
+            (lambda d, step, n: d - step,),
+            (lambda d, step, n: (d + step) % n,),
+            (lambda d, step, n: step,),
+        ),
+    ),
     ("03", 1): (
         each(("turning_point",), (2048,), (2 * 1024,), (2048.0,)),
         each(("turning_point",), (1024,), (512,), (0,)),
