@@ -194,7 +194,9 @@ for row_axes in choices:
 
 # %% [markdown]
 # So a layout is about speed and memory, never about the result. That is why programs and layouts
-# are kept apart here, and why you can try a layout without fear.
+# are kept apart here, and why you can try a layout without fear. (The numbers here are small and
+# whole, so that they are equal to the bit. In general devices may add up a sum in another order,
+# and the last digits are rounded differently.)
 
 # %% [markdown]
 # ## The same in a file
@@ -346,7 +348,8 @@ expect mine on square {
 layout = "layout mine { rows -> a }"
 
 # %% tags=["check"]
-print("Right!" if check(layout + PROMISE) else "\nNot yet.")
+with attempt():
+    print("Right!" if check(layout + PROMISE) else "\nNot yet.")
 
 # %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: one rule more, and `rows` over the other axis.
