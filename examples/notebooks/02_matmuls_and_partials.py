@@ -224,9 +224,9 @@ chain(1024, 16).compile(four, {"c": "x"}, reduce="deferred").tensor("t")
 # | torch 2.13 DTensor, if every step is written by hand | 24,576 |
 # | meshdsl, `optimal` | 24,576 |
 #
-# (Measured once, at these sizes; `benchmarks/bytes.py` keeps the record.) GShard and JAX add up
-# at once. Mesh-TensorFlow is lazy for sums only. OneFlow's paper gives this example as the reason
-# for `P`.
+# (Measured once, at these sizes; `benchmarks/bytes.py` keeps the record.) GShard adds up at once,
+# and so does JAX, unless `unreduced` is written. Mesh-TensorFlow waits only where partial sums are
+# added to each other. OneFlow's paper gives this example as the reason for `P`.
 #
 # But waiting is no law. Swap the sizes, and adding up at once is the better choice:
 
