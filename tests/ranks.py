@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -89,11 +90,17 @@ def run_script(
 
 @dataclass
 class Leader:
-    """Ranks that were forked, by the process that watches them: it leads a group of its own."""
+    """Ranks that were forked, by the process that watches them: it leads a group of its own.
+
+    It stands for a `subprocess.Popen` where a kernel of a notebook is started, too.
+    """
 
     pid: int
     _said: IO[bytes]
     _code: int | None = None
+    stdin: None = None
+    stdout: None = None
+    stderr: None = None
 
     def poll(self) -> int | None:
         """The exit code, once all ranks are gone."""
@@ -109,12 +116,18 @@ class Leader:
 
 
 class Forks:
-    """Ranks of one test after the other, forked from one process that imports torch once."""
+    """Ranks of one test after the other, forked from one process that imports torch once.
 
-    def __init__(self) -> None:
+    It also imports `modules`.
+    """
+
+    def __init__(self, *modules: str) -> None:
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.ranks"], cwd=ROOT, start_new_session=True, **pipes
+            [sys.executable, "-m", "tests.ranks", *modules],
+            cwd=ROOT,
+            start_new_session=True,
+            **pipes,
         )
 
     def close(self) -> None:
@@ -215,8 +228,8 @@ def lead(
 
 
 if __name__ == "__main__":
-    import meshdsl.backends.worker  # noqa: F401  # once for all
-
+    for module in ("meshdsl.backends.worker", *sys.argv[1:]):  # once for all
+        importlib.import_module(module)
     look_seldom()
     gc.freeze()  # what is there now is shared with the forks, which need not go through it
     serve()

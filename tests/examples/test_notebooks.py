@@ -11,19 +11,23 @@ import linecache
 import re
 import runpy
 import tempfile
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import ipykernel_launcher
 import pytest
+from jupyter_client.provisioning import local_provisioner
 from typer.testing import CliRunner
 
 import meshdsl as md
 from meshdsl.cli.app import app
 from tests.examples.notebook_answers import ANSWERS as MORE
 from tests.project import matching
+from tests.ranks import Forks, Leader
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
 MAKER: dict[str, Any] = runpy.run_path(str(FOLDER / "execute.py"))
@@ -69,6 +73,31 @@ def test_notebook_and_script_are_in_step(script: Path) -> None:
     assert found.metadata == made.metadata
 
 
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[Forks]:
+    """Where kernels are forked from, without an import of torch and of Jupyter for each."""
+    made = Forks("ipykernel.kernelapp", "ipykernel.ipkernel", "meshdsl.notebook")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def forked_kernel(
+    kernels: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The kernel of a notebook is a fork."""
+    with contextlib.ExitStack() as running:
+
+        def launch(command: list[str], cwd: Path, env: dict[str, str], **pipes: Any) -> Leader:
+            arguments = [ipykernel_launcher.__file__, *command[command.index("-f") :]]
+            forked = kernels.ranks(0, arguments, Path(cwd), tmp_path / "log", **env)
+            return running.enter_context(forked)
+
+        monkeypatch.setattr(local_provisioner, "launch_kernel", launch)
+        yield
+
+
+@pytest.mark.usefixtures("forked_kernel")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
 def test_executing_it_again_makes_the_same_notebook(script: Path) -> None:
     """And every check is content once the solution has been run."""
