@@ -6,6 +6,7 @@ that fill a narrow dtype, every layout and every engine yields.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,17 @@ class Special:
     def give(self, value: Value) -> None:
         """Return a value under its name."""
         self.outputs.append(Output(str(value.name), value, NOWHERE))
+
+    def along(self, rules: str) -> Special:
+        """The calls that have a dim which `rules` split; of any other, each device does all.
+
+        It has all inputs, so that both programs are given the same.
+        """
+        split = set(re.findall(r"(\w+) ->", rules))
+        body = [op for op in self.body if any(split & {*v.type.names} for v in (*op.ins, *op.outs))]
+        made = {value for op in body for value in op.outs}
+        assert body, f"no call has a dim of {rules}"
+        return replace(self, body=body, outputs=[o for o in self.outputs if o.value in made])
 
     @property
     def program(self) -> NamedProgram:

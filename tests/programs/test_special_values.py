@@ -165,7 +165,8 @@ SPLIT = [*((*where, "f32") for where in ALWAYS), *((*where, dtype) for dtype, wh
 @pytest.mark.parametrize("turn", range(len(SPLIT)))
 def test_every_split_yields_what_one_device_does(turn: int) -> None:
     dims, mesh, rules, dtype = SPLIT[turn]
-    made, alone = operators(dims, dtype)
+    every, alone = operators(dims, dtype)
+    made = every.along(rules)
     parts = engine(made.program, mesh, rules)
     assert not wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), dtype, turn=turn)
 
@@ -174,7 +175,8 @@ def test_every_split_yields_what_one_device_does(turn: int) -> None:
 def test_devices_that_have_nothing_add_nothing(turn: int) -> None:
     """One device does all; what the others give is neutral, whatever the values are."""
     dims, mesh, rules = ON_ONE[turn]
-    made, alone = operators(dims, "f32")
+    every, alone = operators(dims, "f32")
+    made = every.along(rules)
     parts = engine(made.program, mesh, rules)
     bad = wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32", {}, turn)
     assert not [b for b in bad if not is_right(made, parts, *b[:2])]
@@ -197,8 +199,10 @@ NEVER_LONE = [
 @pytest.mark.parametrize("turn", range(len(NEVER_LONE)))
 def test_devices_after_the_last_element_add_nothing(turn: int) -> None:
     """As above, of operators with windows, positions or sizes: the first devices do all."""
-    made, alone = operators_with_sizes()
-    parts = engine(made.program, *NEVER_LONE[turn])
+    every, alone = operators_with_sizes()
+    mesh, rules = NEVER_LONE[turn]
+    made = every.along(rules)
+    parts = engine(made.program, mesh, rules)
     bad = wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32", SCANNED, turn)
     assert not [b for b in bad if not is_right(made, parts, *b[:2])]
 
