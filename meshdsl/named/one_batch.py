@@ -71,7 +71,7 @@ def sample_dims(program: NamedProgram) -> tuple[Dim, ...]:
     return tuple(dict.fromkeys(dim for dim in dims if dim.name not in learned))
 
 
-class Samples:
+class SampleFlow:
     """The dims of a program along which batches have samples, and what values are made of."""
 
     def __init__(self, program: NamedProgram) -> None:
@@ -143,7 +143,7 @@ def once(program: NamedProgram) -> Once:
     """The program without its updates, which are made once. Raises MD0297."""
     if not program.updates:
         return Once(program, (), (), ())
-    samples = Samples(program)
+    samples = SampleFlow(program)
     assert program.goal is not None
     results = {*program.goal.losses, *(o.value for o in program.outputs)}
     now, later = Parting(_late(samples, results)).block(program.body)
@@ -157,7 +157,7 @@ def once(program: NamedProgram) -> Once:
     return Once(replace(program, body=body, updates=()), later, means, program.updates)
 
 
-def _late(samples: Samples, results: set[Value]) -> set[Value]:
+def _late(samples: SampleFlow, results: set[Value]) -> set[Value]:
     """The values that updates alone are made of, less those that samples or random numbers need."""
     program = samples.program
     assigned = samples.closure(u.new for u in program.updates) - samples.closure(results)
@@ -171,7 +171,7 @@ def _late(samples: Samples, results: set[Value]) -> set[Value]:
     return assigned - samples.closure(of_each_batch)
 
 
-def _check_mean(value: Value, samples: Samples) -> None:
+def _check_mean(value: Value, samples: SampleFlow) -> None:
     """MD0297: batches have no one value of what an assignment reads."""
     name = f"`{value.label}`" if value.name else "a value"
     if value.type.dtype.kind != "float":

@@ -17,7 +17,7 @@ from meshdsl.ir.program import Collected, Stacked
 from meshdsl.ir.rewrite import makers, needed, rewritten, substitute
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value, walk
-from meshdsl.named.one_batch import Samples, refuse_batches
+from meshdsl.named.one_batch import SampleFlow, refuse_batches
 from meshdsl.named.over_iterations import at_once
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.records import dataclass
@@ -63,7 +63,7 @@ class _Scaling:
     def __init__(self, program: NamedProgram, inputs: Mapping[Value, Value], dim: Dim) -> None:
         assert program.goal is not None
         self.program, self.inputs, self.dim = program, inputs, dim
-        self.samples = Samples(program)
+        self.samples = SampleFlow(program)
         self.ops = [op for op in walk(program.body) if op.phase == "forward"]
         self.maker = {v: op for op in self.ops for v in op.outs}
         self.outside_loops = makers(program.body)
