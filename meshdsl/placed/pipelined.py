@@ -19,7 +19,7 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.program import OpKind, block_loops, kind_of
 from meshdsl.ir.rewrite import makes_of, reads_of, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Pin, Value
-from meshdsl.named.one_batch import Samples
+from meshdsl.named.one_batch import SampleFlow
 from meshdsl.placed.layout import STORAGE, Layout, Rule, nearest
 from meshdsl.placed.layout_edits import ended
 from meshdsl.placed.placements import Mesh
@@ -274,7 +274,7 @@ def ending_with_micro_batches(program: NamedProgram, layout: Layout, loop: str =
     """A schedule that cuts a dim of the samples, not that of a loop; empty if none divides."""
     ways = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in layout.rules}
     dims = [d for v in program.inputs for d in v.type.dims if d.name != loop]
-    samples = Samples(program).dims
+    samples = SampleFlow(program).dims
     for batch in [d for d in dims if d.name in samples] or dims:
         part, left = divmod(batch.size, ways.get(batch.name, 1))
         micro = next((n for n in (8, 4, 2) if left == part % n == 0), None)
