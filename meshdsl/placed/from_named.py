@@ -611,7 +611,7 @@ class Placer:
         insides = [self._enter(c.inside, wants[c.inside], depth) for c in node.carries]
         for carry, want in wants.items():
             if want.partial:
-                self.state.partial_why[carry] = why.CARRIED
+                self.state.partial_why[carry] = why.carried(carry, node)
         sent, counted = 0, 0
         for inner in node.body:
             self._node(inner)
@@ -633,10 +633,12 @@ class Placer:
         body = self.state.blocks.pop()
         self._leave_iterations(node)
         self._leave_block()
-        results = [self._leave(c.result, c.inside, c.next, wants[c.inside]) for c in node.carries]
+        results = [
+            self._leave(c.result, (c.inside, c.next), wants[c.inside], node) for c in node.carries
+        ]
         carries = tuple(Carry(*v) for v in zip(inits, insides, nexts, results, strict=True))
         collected = tuple(
-            Collected(part, self._leave(c.outer, c.inside, c.inside, self._all_of(part, node)))
+            Collected(part, self._leave(c.outer, (c.inside,) * 2, self._all_of(part, node), node))
             for part, c in zip(parts, node.collected, strict=True)
         )
         about = (node.span, collected, node.reverse, node.phase, node.block, node.origin)
@@ -671,11 +673,18 @@ class Placer:
         ask = why.Ask(self._planned, who, node.span, phase=node.phase)
         return self._version(value, decided, ask)
 
-    def _leave(self, value: Value, inside: Value, last: Value, placed: Placement) -> PlacedTensor:
-        """A value that a loop leaves, placed as each part of it: for the same reasons."""
+    def _leave(
+        self, value: Value, of: tuple[Value, Value], placed: Placement, node: named.NamedLoop
+    ) -> PlacedTensor:
+        """A value that a loop leaves, placed as each part of it: for the same reasons.
+
+        `of` is that value at the beginning of an iteration and at its end.
+        """
+        inside, last = of
         self.causes[value] = self.causes.get(inside, {})
         if placed.partial:
-            self.state.partial_why[value] = self.state.partial_why.get(last, why.CARRIED)
+            carried = why.carried(inside, node)
+            self.state.partial_why[value] = self.state.partial_why.get(last, carried)
         return self._enter(value, placed, len(self.state.blocks) - 1)
 
     def _settle_collected(self, value: Value, node: named.NamedLoop) -> None:

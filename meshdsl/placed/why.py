@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import NamedOp, Value
+from meshdsl.named.ir import NamedLoop, NamedOp, Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.ir import Words
 from meshdsl.placed.layout import SplitCause
@@ -40,6 +40,11 @@ class TensorCauses:
     partial: tuple[str, ...]
 
 
+def carried(value: Value, loop: NamedLoop) -> tuple[str, ...]:
+    """Why a value that a loop carries is partial: the iteration before left it so."""
+    return (f"each iteration of `repeat {loop.dim}` passes on `{value.label}` as a partial sum",)
+
+
 def operator(op: NamedOp) -> str:
     """The designation of an operator in a sentence: with the name it yields, where there is one."""
     name = op.outs[0].label
@@ -56,7 +61,6 @@ def _runner_up(ask: Ask) -> str:
     return f"{which} sends {other.cost:,} B per device"
 
 
-CARRIED = ("each iteration begins with a partial sum",)
 STAGED = ("each stage has a partial sum of it",)
 KEPT = ("it is stored as partial sums, like the value added to it",)
 ANNOTATED = ("the `sbp` block says so",)
