@@ -482,7 +482,9 @@ def _refuse_deadlock(
         message = f"deadlock: {waits[0]}, which comes after it"
         ways = _earlier(schedule, at, chain.values(), places)
         _refuse("MD0525", message, where(first), help=help, ways=ways)
-    help = "in one of these rows, put the waiting pass after the one that another device waits for"
+    moved = [(chain[d], *places[chain[d]]) for d in cycle]
+    moves = [f"{a} before {schedule.rows[d][at[d]]}" for a, d, index in moved if at[d] < index]
+    help = f"move {' or '.join(moves)}"
     others = ((d, where((d, at[d]))) for d in cycle[1:])
     related = [Related(span, f"device {d} waits here") for d, span in others if span is not None]
     ways = _earlier(schedule, at, chain.values(), places)
