@@ -398,8 +398,8 @@ class _PhaseAssignment:
             undivided += [] if all(map(self._is_split, node.makes)) else stacks
         if undivided:
             message = (
-                f"{_named(undivided[0])} is read after the loop, and each stage has only its own "
-                "layers of it"
+                f"{_named(undivided[0])} is read after the loop: one value per layer, each on "
+                "the stage of its layer"
             )
             help = "pass it through the loop: assign it before the loop, and in each iteration"
             if self.pipe.cut is None:  # else what depends on no sample is computed before them

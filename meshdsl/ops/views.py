@@ -156,7 +156,7 @@ def _split_infer(ins: kit.Types, attrs: kit.Attrs) -> kit.Types:
                 for part in into
                 if part.size * dim.size % product == 0
             ),
-            also=f"the sizes of the new dims multiply to that of `{dim}`",
+            also=f"the sizes of the new dims must multiply to {dim.size}",
         )
     return (replaced("split", ins[0], dim, into),)
 

@@ -248,7 +248,10 @@ class StageParts:
         for node in self.sections:
             for value in collected.intersection(free(node)):
                 name = f"`{value.label}`" if value.name else "what the loop collects"
-                message = f"{name} is read after the loop, but each stage has only its own layers"
+                message = (
+                    f"{name} is read after the loop: one value per layer, each on the stage of its "
+                    "layer"
+                )
                 help = "pass it through the loop: assign it before the loop, and in each iteration"
                 fail("MD0330", message, node.span, help=help)
 

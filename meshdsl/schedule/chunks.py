@@ -29,7 +29,7 @@ def interleaved(devices: int, micro: int, chunks: int = 2) -> Rows:
     rounds = max(1, micro // devices)
     help = f"use a multiple of {devices}"
     sizes = f"{counted(micro, 'micro-batch')} on {counted(devices, 'device')}"
-    what = f"{sizes}: {micro} // {devices} = {rounds} rounds would not be equal"
+    what = f"{sizes}: {micro} cannot be divided into {micro} // {devices} = {rounds} equal rounds"
     needs(micro % rounds == 0, what, help)
     size = micro // rounds
     total = chunks * micro
