@@ -425,7 +425,7 @@ def test_a_program_of_the_site_is_edited_where_it_is(browser: Any, site: str, fo
     browser.switch_to.default_content()
     for theme, ground in (("dark", "rgb(20, 23, 28)"), ("light", "rgb(255, 255, 255)")):
         browser.execute_script("document.body.dataset.theme = arguments[0]", theme)
-        until(lambda wanted=ground: browser.execute_script(IN_PLACE)[3] == wanted)
+        until(partial(_is_on, browser, ground))
     assert browser.execute_script(IN_PLACE)[1] == [True, False]
     assert "send 64 KiB per device." in press(other)[0]  # of which there is one at a time
     browser.switch_to.default_content()
@@ -435,6 +435,10 @@ def test_a_program_of_the_site_is_edited_where_it_is(browser: Any, site: str, fo
     assert browser.execute_script(IN_PLACE)[1] == [False, False]
     assert not browser.find_elements("css selector", "iframe")
     assert browser.get_log("browser") == []
+
+
+def _is_on(browser: Any, ground: str) -> bool:
+    return bool(browser.execute_script(IN_PLACE)[3] == ground)
 
 
 def test_pages_with_a_program_alone_have_the_script_of_its_button() -> None:
