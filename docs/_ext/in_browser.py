@@ -21,11 +21,21 @@ def linked(app: Sphinx, tree: nodes.document) -> None:
         return
     to = app.builder.get_relative_uri(app.env.current_document.docname, "play")
     for block in list(tree.findall(nodes.literal_block)):
-        if block.get("language") == "mdsl" and is_program(block.astext()):
-            address = f"{to}{fragment(block.astext())}"
+        text = text_of(block)
+        if text and is_program(text):
+            address = f"{to}{fragment(text)}"
             link = nodes.reference("", "open in the browser", refuri=address)
             below = nodes.paragraph("", "", link, classes=[CLASS])
             block.parent.insert(block.parent.index(block) + 1, below)
+
+
+def text_of(block: nodes.literal_block) -> str:
+    """The text in the language that a block, or a cell of a notebook, has; empty without one."""
+    text = str(block.astext())
+    if block.get("language") == "mdsl":
+        return text
+    magic, _, cell = text.partition("\n")
+    return cell if magic.split()[:1] == ["%%mdsl"] else ""
 
 
 def is_program(text: str) -> bool:

@@ -17,9 +17,10 @@ from typing import Any
 
 import highspy
 import pytest
+from docutils import nodes
 
 import docs._ext as extension
-from docs._ext.in_browser import CLASS, is_program
+from docs._ext.in_browser import CLASS, is_program, text_of
 from docs.browser import build
 from meshdsl.placed import solver, zero_one
 from meshdsl.placed.solver import LinearProgram, NativeSolver, solving
@@ -201,6 +202,10 @@ def test_what_it_is_built_of_is_pinned() -> None:
 )
 def test_pages_lead_here_from_whole_programs(text: str, is_whole: bool) -> None:
     assert is_program(text) == is_whole
+    block = nodes.literal_block(text, text, language="mdsl")
+    cell = nodes.literal_block(text, f"%%mdsl\n{text}", language="python")
+    assert text_of(block) == text_of(cell) == text
+    assert not text_of(nodes.literal_block(text, text, language="python"))
 
 
 # --- the page --------------------------------------------------------------------------------
