@@ -26,7 +26,9 @@ def linked(app: Sphinx, tree: nodes.document) -> None:
             address = f"{to}{fragment(text)}"
             link = nodes.reference("", "open in the browser", refuri=address)
             below = nodes.paragraph("", "", link, classes=[CLASS])
-            block.parent.insert(block.parent.index(block) + 1, below)
+            is_cell = "cell_input" in block.parent.get("classes", ())
+            place = block.parent if is_cell else block
+            place.parent.insert(place.parent.index(place) + 1, below)
 
 
 def text_of(block: nodes.literal_block) -> str:
