@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from typing import TYPE_CHECKING
 
 from meshdsl.analysis import Analysis, analyse, chosen_layouts, of_another_layout
 from meshdsl.diagnostics import (
@@ -38,9 +39,11 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed.expect import KINDS, check_head, expected_number, is_about, no_tensor
 from meshdsl.placed.placements import Mesh
 from meshdsl.report.explanation import explain
-from meshdsl.report.schema import CollectiveFacts, ReportFacts
 from meshdsl.search.fingerprint import outdated
 from meshdsl.syntax import ast
+
+if TYPE_CHECKING:
+    from meshdsl.report.schema import CollectiveFacts, ReportFacts
 
 
 def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from typing import TYPE_CHECKING
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.alike import computed
@@ -36,23 +37,25 @@ from meshdsl.report.pipeline_facts import (
     piped,
 )
 from meshdsl.report.predicted_times import times
-from meshdsl.report.schema import (
-    BoundedFacts,
-    CollectiveFacts,
-    CompressionFacts,
-    LoopFacts,
-    MovedFacts,
-    OffloadedFacts,
-    OffloadFacts,
-    PlanFacts,
-    ReportFacts,
-    StageLocal,
-    TensorFacts,
-    TimedFacts,
-    TotalsFacts,
-    TrainedFacts,
-    TransferFacts,
-)
+
+if TYPE_CHECKING:
+    from meshdsl.report.schema import (
+        BoundedFacts,
+        CollectiveFacts,
+        CompressionFacts,
+        LoopFacts,
+        MovedFacts,
+        OffloadedFacts,
+        OffloadFacts,
+        PlanFacts,
+        ReportFacts,
+        StageLocal,
+        TensorFacts,
+        TimedFacts,
+        TotalsFacts,
+        TrainedFacts,
+        TransferFacts,
+    )
 
 VERSION = 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Source
 from meshdsl.placed.sub_axes import size_of_part, whole_axis
@@ -33,17 +34,19 @@ from meshdsl.report.pipeline_facts import (
     pipeline_sentence,
 )
 from meshdsl.report.predicted_times import timed_in_all, timed_item, timed_sentence
-from meshdsl.report.schema import (
-    CollectiveFacts,
-    LineTime,
-    MovedFacts,
-    OffloadedFacts,
-    ReportFacts,
-    RuleFacts,
-    TensorFacts,
-    WarningFacts,
-)
 from meshdsl.report.shard_view import Holding
+
+if TYPE_CHECKING:
+    from meshdsl.report.schema import (
+        CollectiveFacts,
+        LineTime,
+        MovedFacts,
+        OffloadedFacts,
+        ReportFacts,
+        RuleFacts,
+        TensorFacts,
+        WarningFacts,
+    )
 
 MOST_REMEDIES = 3
 """The most remedies that are named for one collective, or for the whole program."""

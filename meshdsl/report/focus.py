@@ -7,7 +7,7 @@ one, unless asked otherwise, what sends the most and the memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from meshdsl.diagnostics import Source, fail
 from meshdsl.option_edits import give, known_values, refuse
@@ -36,7 +36,9 @@ from meshdsl.report.explanation_document import (
     summary,
 )
 from meshdsl.report.pipeline_facts import by_stage
-from meshdsl.report.schema import CollectiveFacts, ReportFacts, TensorFacts
+
+if TYPE_CHECKING:
+    from meshdsl.report.schema import CollectiveFacts, ReportFacts, TensorFacts
 
 TOP = 5
 """The collectives of a long report that are shown; a short one has no more."""

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from meshdsl.device.ir import DeviceProgram, Pipeline, StagePhase
 from meshdsl.device.memory import walks
 from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration, human
-from meshdsl.report.schema import (
-    DividedFacts,
-    PipedFacts,
-    PipelineFacts,
-    ReportFacts,
-    TimeFacts,
-    UpdateFacts,
-)
 from meshdsl.schedule.verification import Verified, printed
 
 if TYPE_CHECKING:
+    from meshdsl.report.schema import (
+        DividedFacts,
+        PipedFacts,
+        PipelineFacts,
+        ReportFacts,
+        TimeFacts,
+        UpdateFacts,
+    )
     from meshdsl.schedule.table import Action, ScheduleTable
     from meshdsl.schedule.times import Exact, Times
 

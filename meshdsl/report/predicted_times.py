@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import DeviceProgram, on_device, walk
 from meshdsl.report.document import Item, Piece, duration
-from meshdsl.report.schema import LineTime, TimeFacts
+
+if TYPE_CHECKING:
+    from meshdsl.report.schema import LineTime, TimeFacts
 
 BOUNDS = {
     "compute": "arithmetic",

@@ -28,11 +28,11 @@ from meshdsl.placed.placements import Placement
 from meshdsl.placed.rule_edits import RuleEdit
 from meshdsl.records import dataclass
 from meshdsl.report.document import human
-from meshdsl.report.schema import CollectiveFacts, MovedFacts, RemedyFacts, ReportFacts
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation, Options
+    from meshdsl.report.schema import CollectiveFacts, MovedFacts, RemedyFacts, ReportFacts
 
 MOST_WORK = 600
 """The work of all trials for one report: operators placed, each times 2 to the number of axes.

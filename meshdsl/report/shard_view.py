@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from meshdsl.backends.runtime.values import block
 from meshdsl.device.stored_blocks import lie_alone
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.sub_axes import size_of_part
 from meshdsl.records import dataclass
-from meshdsl.report.schema import TensorFacts
+
+if TYPE_CHECKING:
+    from meshdsl.report.schema import TensorFacts
 
 SIGNS = {"sum": "+", "prod": "×", "max": "max", "min": "min"}
 """Signs between devices whose partial values are reduced."""
