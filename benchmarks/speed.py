@@ -1,10 +1,10 @@
 """How long the commands take, as whole processes, beside an empty Python process.
 
 `python -m benchmarks.speed [RUNS]` prints the median over RUNS (default 7) of each command, the
-spread, the time of the processor, and the ratio to `python -c pass` of the same round. The commands
-take turns, so that a busy moment of the machine hits all of them. Plans are searched for in each
-run, and none is kept, but for the commands that are "warm": a run before the first has left the
-plans, the tables of the parser and the compiled modules of Python.
+spread, the median and the least processor time, and the ratio to `python -c pass` of the same
+round. The commands take turns, so that a busy moment of the machine hits all of them. Plans are
+searched for in each run, and none is kept, but for the commands that are "warm": a run before the
+first has left the plans, the tables of the parser and the compiled modules of Python.
 """
 
 from __future__ import annotations
@@ -33,10 +33,34 @@ def long_file(lines: int) -> str:
     return f"{head}program p(x[batch, model]) {{\n  h0 = x\n{body}\n  return h{lines - 8}\n}}\n"
 
 
+def blocks(count: int) -> str:
+    """A training step of as many blocks, each a call: nothing is in a loop."""
+    calls = "\n".join(f"  x{i + 1} = block(x{i})" for i in range(count))
+    return f"""dim batch = 64, model = 256, hidden = 1024
+mesh two = {{ data: 2, tp: 2 }}
+layout both {{ batch -> data, hidden -> tp }}
+def block(x[batch, model]) -> [batch, model] {{
+  param up[model, hidden]
+  param down[hidden, model]
+  return x + einsum(relu(einsum(x, up -> [batch, hidden])), down -> [batch, model])
+}}
+program net(x0[batch, model]) {{
+{calls}
+  loss = mean(x{count} * x{count})
+  return loss
+  minimize loss with adamw(lr=0.001)
+}}
+"""
+
+
 SEARCHED = ("heads=8", "model=384", "batch=48", "layers=96")
 """Sizes of `examples/lm.mdsl` that divide over `BIG_MESH`."""
 
 THREE_AXES = "\nlayout three extends megatron_zero3 { seq -> pipe, mem -> none }\n"
+FIVE_AXES = (
+    "mesh five = { a: 2, b: 2, c: 2, d: 2, e: 2 }\n"
+    "layout wide { batch -> a, seq -> b, heads -> c, hidden -> d, vocab -> e }\n"
+)
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
@@ -44,7 +68,9 @@ def commands(folder: Path) -> dict[str, list[str]]:
     path = folder / "long.mdsl"
     path.write_text(long_file(1000))
     step = folder / "lm.mdsl"
-    step.write_text((EXAMPLES / "lm.mdsl").read_text(encoding="utf-8") + THREE_AXES)
+    step.write_text((EXAMPLES / "lm.mdsl").read_text(encoding="utf-8") + THREE_AXES + FIVE_AXES)
+    unrolled = folder / "blocks.mdsl"
+    unrolled.write_text(blocks(256))
     big = ["--mesh", BIG_MESH, "--set", *SEARCHED]
     transformer = str(EXAMPLES / "transformer.mdsl")
     mesh = ["--layout", "megatron", "--mesh", BIG_MESH]
@@ -73,6 +99,10 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "the same step, 2x2x2": [
             *CLI, "explain", str(step), "--layout", "three", "--mesh", "data:2,tp:2,pipe:2",
         ],
+        "a training step, five axes": [
+            *CLI, "explain", str(step), "--layout", "wide", "--mesh", "five",
+        ],
+        "explain 256 blocks, two axes": [*CLI, "explain", str(unrolled)],
         "compile mlp": [*CLI, "compile", mlp],
         "run transformer, 8 devices (local)": [
             *CLI, "run", transformer, "--layout", "megatron", "--mesh", "pod",
@@ -100,10 +130,12 @@ def main() -> None:
                     times[label].append(time.perf_counter() - started)
                     busy[label].append(processor() - used)
     base = times["python -c pass"]
-    print(f"{'command':38}{'median':>9}{'least':>9}{'most':>9}{'CPU':>9}{'x empty':>9}")
+    heads = ("median", "least", "most", "CPU", "least", "x empty")
+    print(f"{'command':38}" + "".join(f"{head:>9}" for head in heads))
     for label, taken in times.items():
         ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True))
-        figures = (statistics.median(taken), min(taken), max(taken), statistics.median(busy[label]))
+        used = (statistics.median(busy[label]), min(busy[label]))
+        figures = (statistics.median(taken), min(taken), max(taken), *used)
         print(f"{label:38}" + "".join(f"{t:8.3f}s" for t in figures) + f"{ratio:9.1f}")
 
 
