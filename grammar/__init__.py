@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.resources
+import pkgutil
 import re
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 @functools.cache
 def load() -> Parser:
     """The parser of `mdsl.lark`, made once per process; its tables are kept for the next one."""
-    text = importlib.resources.files(__name__).joinpath("mdsl.lark").read_text("utf-8")
-    return parser_of(text)
+    text = pkgutil.get_data(__name__, "mdsl.lark")
+    assert text is not None, "the package has its grammar"
+    return parser_of(text.decode())
 
 
 def parser_of(text: str) -> Parser:

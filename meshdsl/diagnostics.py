@@ -10,10 +10,8 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NoReturn, TypeVar, cast
-
-from meshdsl.records import dataclass
 
 T = TypeVar("T")
 S = TypeVar("S")

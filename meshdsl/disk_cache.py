@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,6 +108,8 @@ def _text(path: Path) -> str:
 
 def write(kind: str, key: str, content: Any) -> None:
     """Store content that JSON can represent."""
+    import tempfile
+
     written = json.dumps(content)
     with suppress(OSError):
         where = folder(kind)

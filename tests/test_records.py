@@ -247,7 +247,7 @@ def test_a_method_is_written_when_it_is_called(monkeypatch: pytest.MonkeyPatch) 
 
 
 OF_THE_LIBRARY = (
-    *("meshdsl/records.py", "backends/runtime/"),
+    *("meshdsl/diagnostics.py", "meshdsl/records.py", "backends/runtime/"),
     *(f"meshdsl/api/{name}.py" for name in ("dims", "layouts", "schedules", "sizes")),
 )
 """Where classes are those of the library: these import nothing of ours, or users ask for their

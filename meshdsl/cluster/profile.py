@@ -9,12 +9,10 @@ import contextlib
 import functools
 import itertools
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, field, fields
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from meshdsl.backends.runtime.user_files import read_regular
 from meshdsl.cluster.this_machine import kept
@@ -32,6 +30,9 @@ from meshdsl.ir.types import DTYPES, EIGHT_BIT
 from meshdsl.option_edits import give, refuse
 from meshdsl.records import dataclass
 from meshdsl.syntax.edits import word_in
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 Kind = Literal["switch", "ring", "torus"]
 KINDS = ("switch", "ring", "torus")
@@ -117,9 +118,16 @@ class Cluster:
     source: tuple[str, ...] = ()
 
 
+def _built_in() -> Traversable:
+    """The folder of the profiles that are built in."""
+    from importlib.resources import files
+
+    return files("meshdsl.cluster") / "profiles"
+
+
 def names() -> tuple[str, ...]:
     """The profiles that are built in."""
-    found = (files("meshdsl.cluster") / "profiles").iterdir()
+    found = _built_in().iterdir()
     return tuple(sorted(p.name.removesuffix(".toml") for p in found if p.name.endswith(".toml")))
 
 
@@ -156,7 +164,7 @@ def load(name: str, span: Span | None = None) -> Cluster:
     if measured_text is not None:
         with contextlib.suppress(DiagnosticError):  # damaged: as if it had not been measured
             return _parsed(name, measured_text, f"{name}.toml")
-    text = (files("meshdsl.cluster") / "profiles" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (_built_in() / f"{name}.toml").read_text(encoding="utf-8")
     return _parsed(name, text, f"{name}.toml")
 
 
@@ -298,6 +306,8 @@ class _ProfileReader:
 
     def cluster(self, name: str) -> Cluster:
         """The profile. Raises MD0321."""
+        import tomllib
+
         try:
             content = tomllib.loads(self.source.text)
         except (ValueError, RecursionError) as error:  # also a number of thousands of digits

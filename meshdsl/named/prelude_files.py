@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from importlib import resources
 
 from meshdsl.diagnostics import Source
 
@@ -12,6 +11,8 @@ from meshdsl.diagnostics import Source
 @functools.cache
 def files() -> tuple[Source, ...]:
     """The files of the prelude, named by their paths, in order."""
+    from importlib import resources
+
     folder = resources.files("meshdsl.prelude")
     paths = sorted((f for f in folder.iterdir() if f.name.endswith(".mdsl")), key=lambda f: f.name)
     return tuple(Source(str(path), path.read_text(encoding="utf-8")) for path in paths)

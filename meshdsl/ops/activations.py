@@ -269,7 +269,7 @@ def _gelu_tanh_curve(call: kit.Backward, x: kit.Value) -> kit.Value:
     return call.emit("tanh_grad", call.emit("add", slope, curved), t)
 
 
-def _gelu_samples(shapes: Sequence[str]) -> kit.Samples:
+def _gelu_samples(shapes: Sequence[str]) -> kit.SampleList:
     forms = ("none", "tanh")
     return kit.samples(*(f'{s} | approximate="{form}"' for s in shapes for form in forms))
 

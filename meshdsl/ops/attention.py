@@ -570,7 +570,7 @@ kit.operator(
     _factors([0], gradient=True),
     _grad_numpy,
     _grad_torch,
-    kit.Samples(lambda: map(_grad_sample, _SMALL)),
+    kit.SampleList(lambda: map(_grad_sample, _SMALL)),
     exact=False,
     composite=True,
     flops=lambda sig: _flops(sig, gradient=True),

@@ -9,7 +9,7 @@ from meshdsl.backends.runtime.indices import check_divisor
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.ops import kit
 
-_SAMPLES = kit.Samples(
+_SAMPLES = kit.SampleList(
     lambda: (
         *kit.samples(*kit.BINARY, values="half int"),
         *kit.samples(*kit.BINARY[:3], values="int nonzero", dtype=kit.I32),

@@ -84,7 +84,7 @@ from meshdsl.ops.requirements import own_block as own_block
 from meshdsl.ops.requirements import plain as plain
 from meshdsl.ops.requirements import rows_with_reason as rows_with_reason
 from meshdsl.ops.requirements import same_type as same_type
-from meshdsl.ops.samples import Samples as Samples
+from meshdsl.ops.samples import SampleList as SampleList
 from meshdsl.ops.samples import sample as sample
 from meshdsl.ops.samples import samples as samples
 from meshdsl.ops.torch_expressions import Names as Names

@@ -251,7 +251,7 @@ def _norm_gradient(name: str) -> kit.Gradient:
 
 def norm_samples(
     same: int, scales: int, values: str = "int", *, has_eps: bool = False
-) -> kit.Samples:
+) -> kit.SampleList:
     """Calls of `same` operands of one type, and up to `scales` that have their own dim alone.
 
     With `has_eps` one more has all of them, and another `eps` than the usual.

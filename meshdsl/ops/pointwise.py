@@ -29,7 +29,7 @@ from meshdsl.ops.requirements import (
     need_one_dtype,
     plain,
 )
-from meshdsl.ops.samples import Samples, samples
+from meshdsl.ops.samples import SampleList, samples
 from meshdsl.ops.zeros import passes
 
 Text = str | Callable[[TorchCall, list[str]], str]
@@ -190,7 +190,7 @@ def torch_pointwise(text: Text) -> Callable[[TorchCall], str]:
     return write
 
 
-def pointwise_samples(arity: int, accept: str, values: str = "int") -> Samples:
+def pointwise_samples(arity: int, accept: str, values: str = "int") -> SampleList:
     """Samples of one or two operands of the kind `accept`, drawn from the distribution `values`."""
     dtype = {"bool": BOOL, "float": F32, "number": F32, "any": I32}[accept]
     shapes = {1: UNARY, 2: BINARY}[arity]
@@ -198,7 +198,7 @@ def pointwise_samples(arity: int, accept: str, values: str = "int") -> Samples:
     first = samples(*shapes, values=values, dtype=dtype)
     if other is None:
         return first
-    return Samples(lambda: (*first, *samples(shapes[0], values=values, dtype=other)))
+    return SampleList(lambda: (*first, *samples(shapes[0], values=values, dtype=other)))
 
 
 UNARY = ("b h", "()", "s b h")

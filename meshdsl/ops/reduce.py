@@ -60,12 +60,12 @@ def reduction(
     )
 
 
-def samples_over(accept: str) -> kit.Samples:
+def samples_over(accept: str) -> kit.SampleList:
     """Samples of a reduction: over one dim, over two that lie in another order, over all dims."""
     dtype = kit.BOOL if accept == "bool" else kit.F32
     over = kit.samples(*(f"s b h | dims=({dims})" for dims in ("s", "h s", "s b h")), dtype=dtype)
     integers = kit.samples("h s: i32 | dims=(s)", "h s: i32 | dims=(h s)")
-    return kit.Samples(lambda: (*over, *integers)) if accept == "number" else over
+    return kit.SampleList(lambda: (*over, *integers)) if accept == "number" else over
 
 
 def _over(function: Callable[..., Any]) -> Callable[[kit.NumpyCall, kit.Array], kit.Array]:

@@ -25,7 +25,7 @@ _WORD = re.compile(r"[()]|[^\s()]+")
 _DIM = re.compile(r"([a-z]\w*)(?:=(\d+))?")
 
 
-class Samples(Sequence[Sample]):
+class SampleList(Sequence[Sample]):
     """Samples that are made when one is first asked for: no command that compiles needs any."""
 
     def __init__(self, make: Callable[[], Iterable[Sample]]) -> None:
@@ -47,9 +47,9 @@ class Samples(Sequence[Sample]):
         return len(self.every)
 
 
-def samples(*texts: str, values: str = "int", dtype: DType = F32) -> Samples:
+def samples(*texts: str, values: str = "int", dtype: DType = F32) -> SampleList:
     """The samples of several lines, each read by `sample`."""
-    return Samples(lambda: (sample(text, values=values, dtype=dtype) for text in texts))
+    return SampleList(lambda: (sample(text, values=values, dtype=dtype) for text in texts))
 
 
 def sample(text: str, values: str = "int", dtype: DType = F32) -> Sample:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
 
 @functools.cache
 def table() -> Mapping[str, Any]:
     """The whole table."""
+    import tomllib
+    from importlib.resources import files
+
     content: Mapping[str, Any] = tomllib.loads(
         (files("meshdsl") / "foreign.toml").read_text(encoding="utf-8")
     )

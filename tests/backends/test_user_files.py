@@ -245,7 +245,6 @@ READERS = {
     "backends/train/devices.py": "the end in the temporary folder of a run",
     "backends/weights/model_files.py": "by torch, a file that was looked at just before",
     "backends/worker.py": "the job in such a folder",
-    "grammar/__init__.py": "the grammar, of the package",
     "meshdsl/api/training.py": "what a training wrote into the temporary folder of a run",
     "meshdsl/cluster/this_machine.py": "the name of the processor, as the system tells it",
     "meshdsl/cluster/profile.py": "profiles of the package",
