@@ -274,6 +274,7 @@ class _Adding:
         self.uses, self.over = uses(program), dict(MemoryReuse(program).found())
         self.outside = {v for _, v in (*program.outputs, *program.updates)}
         self.gaps = _gaps(program)
+        self.slices = {s.inside for node in every(program.body) for s in node.stacked}
         self.renamed: dict[Var, Var] = {}
 
     def block(self, nodes: Nodes) -> Nodes:
@@ -301,9 +302,22 @@ class _Adding:
                 gone.add(add)
                 moved[add.out] = made_at
                 if add.onto is None:
-                    name = self.renamed.get(total, total).name
-                    self.renamed[add.out] = _renamed(add.out, name)
+                    self._share_name(total, add.out)
         return tuple(new.get(node, node) for node in nodes if node not in gone)
+
+    def _share_name(self, total: Var, new: Var) -> None:
+        """Give a result the name of the sum that it is added to; a slice gets that of the result.
+
+        Nothing else reads a slice that is written over.
+        """
+        name = self.renamed.get(total, total).name
+        if total not in self.slices:
+            self.renamed[new] = _renamed(new, name)
+            return
+        self.renamed[total] = replace(total, name=new.name, value=new.value, hint=new.hint)
+        self.gaps.pop(new.name, None)
+        if name in self.gaps:
+            self.gaps[new.name] = self.gaps[name]
 
     def _is_written_over(self, add: Compute) -> bool:
         """Whether an operator is an addition that is written over its first operand."""
