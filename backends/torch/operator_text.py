@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 from meshdsl.backends.torch.block_text import BlockText
-from meshdsl.backends.torch.line_breaks import quoted
+from meshdsl.backends.torch.line_breaks import INDENT, WIDTH, quoted
 from meshdsl.backends.torch.move_text import window_text
 from meshdsl.backends.torch.op_context import TorchText
 from meshdsl.backends.torch.text_state import LastAssignment, TextState, typed
@@ -76,7 +78,7 @@ class OperatorText:
             self.out.statement(line)
         if over is not None and self._has_name_of(node.outs[0], node.ins[over]):
             if text != self.state.identifier(node.ins[over]):
-                self.out.statement(text)
+                self._in_place(node, node.ins[over], text)
             self.state.variables.assign(node.outs[0])
         else:
             self._assign(node, text)
@@ -85,6 +87,26 @@ class OperatorText:
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.state.helpers = [name for name in call.helpers if name not in converted]
         self._has_memory(node)
+
+    def _in_place(self, node: Compute, over: Var, text: str) -> None:
+        """Write what changes a variable: behind what makes it, where that is written right above.
+
+        Both are on one line then, and their source is.
+        """
+        last, name = self.state.last, self.state.identifier(over)
+        is_last = last is not None and last.var is over and last.end == len(self.out.lines)
+        chained = chain(name, last.text, text) if last is not None and is_last else None
+        if last is None or chained is None or last.alone is not None:
+            self.out.statement(text)
+            return
+        line = f"{INDENT * self.out.depth}{name} = {chained}"
+        if len(line) > WIDTH:
+            self.out.statement(text)
+            return
+        self.out.take_back(last.start)
+        start, target = len(self.out.lines), node.outs[0]
+        self.out.assign((name,), chained, typed(target, self.state.mesh))
+        self.state.last = LastAssignment(start, len(self.out.lines), target, chained)
 
     def _is_written(self, node: Compute) -> bool:
         """Write an operator that writes over an operand, or makes a number, if it is one."""
@@ -515,6 +537,20 @@ class OperatorText:
         sign = "-" if reads.lo < 0 else "+"
         text = f"{first} {sign} {abs(reads.lo)}" if reads.lo else first
         return text if reads.div == 1 else f"-(-({text}) // {reads.div})"
+
+
+def chain(name: str, made: str, text: str) -> str | None:
+    """The expression of `name = made` and then `text`, in place of `name`; None where it is none.
+
+    `text` is a method of the variable, or one call with nothing else, such as `torch.tanh_(x)`.
+    """
+    if len(re.findall(rf"\b{re.escape(name)}\b", text)) > 1:
+        return None
+    if text.startswith(f"{name}."):
+        is_primary = isinstance(ast.parse(made, mode="eval").body, ast.Call | ast.Subscript)
+        return f"{made if is_primary else f'({made})'}{text.removeprefix(name)}"
+    called = re.fullmatch(r"(torch\.\w+_)\((\w+)\)", text)
+    return f"{called[1]}({made})" if called is not None and called[2] == name else None
 
 
 def _sizes(node: Compute) -> dict[str, int]:

@@ -43,7 +43,7 @@ def test_clipping_and_what_attention_saves_are_called_after_what_they_are() -> N
     names = re.findall(r"\b(?:grad_norm|clip_scale|lse)\w*", "\n".join(statements()))
     assert {*names} == {"lse", "grad_norm_part", "grad_norm", "clip_scale"}
     assert "torch.sqrt_(grad_norm)" in statements()
-    assert "clip_scale.clamp_(max=1.0)" in statements()
+    assert "clip_scale = (1.0 / grad_norm).clamp_(max=1.0)" in statements()
 
 
 def test_what_a_loop_sums_is_under_the_line_that_adds_to_it() -> None:

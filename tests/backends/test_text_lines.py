@@ -11,6 +11,7 @@ import re
 import pytest
 
 from meshdsl.backends import torch as package
+from meshdsl.backends.torch.operator_text import chain
 from meshdsl.backends.torch.text_lines import TextLines
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
@@ -43,6 +44,27 @@ def test_a_statement_taken_back_leaves_its_names_to_the_next(out: TextLines) -> 
     out.assign(("z",), "x")
     (line,) = out.lines
     assert (line.text, *line.names, *line.binds) == ("z = x", "x", "z")
+
+
+@pytest.mark.parametrize(
+    ("made", "text", "chained"),
+    [
+        ("a + b", "x.mul_(2.0)", "(a + b).mul_(2.0)"),
+        ("-a", "x.mul_(c)", "(-a).mul_(c)"),
+        ("a[0]", "x.add_(b)", "a[0].add_(b)"),
+        ("f(a)", "x.add_(xs)", "f(a).add_(xs)"),
+        ("a @ b", "torch.relu_(x)", "torch.relu_(a @ b)"),
+        ("a if b else c", "x.add_(d)", "(a if b else c).add_(d)"),
+        ("a + b", "x.mul_(x)", None),  # it is read twice
+        ("a + b", "torch.f(a, out=x)", None),
+        ("a + b", "x_2.add_(c)", None),
+        ("a + b", "xs.x.add_(c)", None),
+    ],
+)
+def test_what_changes_a_variable_is_chained_to_what_makes_it(
+    made: str, text: str, chained: str | None
+) -> None:
+    assert chain("x", made, text) == chained
 
 
 @pytest.mark.parametrize("optional", [False, True])
