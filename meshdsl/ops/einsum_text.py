@@ -354,7 +354,7 @@ def _product_onto(call: kit.TorchCall, onto: str) -> tuple[str, _RoleGroups, str
     ]
     groups = way.groups
     over = _flattened(onto, len(groups.batch), groups.rows, groups.cols)
-    return over, groups, ", ".join(matrices)
+    return over, groups, ", ".join(filter(None, matrices))
 
 
 def _sides(groups: _RoleGroups) -> tuple[tuple[kit.Names, kit.Names, kit.Names], ...]:
