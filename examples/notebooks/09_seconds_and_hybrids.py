@@ -401,7 +401,7 @@ assert of_tensor(most_y) <= 1 < of_tensor(most_y + 1)
 
 # %% [markdown]
 # The book trains on 8,960 chips. Each has 468 tokens, and fully sharded parallelism alone needs
-# 850. Exercise 4 of notebook 4 finds the mix, 2048 × 4.
+# 850. Exercise 5 of notebook 4 finds the mix, 2048 × 4.
 #
 # ## Exercise 4: three axes
 #

@@ -16,6 +16,7 @@ def each(names: tuple[str, ...], *rows: tuple[Any, ...]) -> list[Answer]:
 
 
 TIMES = ("gather_x", "gather_xy", "reduce_z")
+STORED = ("with_tp", "with_sp", "selective")
 CHIPS = ("most_x", "most_y")
 BUBBLES = ("under_1f1b", "interleaved")
 
@@ -110,6 +111,10 @@ ANSWERS: Answers = {
     ("03", 3): (
         each(BOUNDS, (2550, 850), (2550.0, 850.0), (2551, 851)),
         each(BOUNDS, (2550, 2550), (850, 2550), (5100, 1700)),
+    ),
+    ("04", 3): (
+        each(STORED, (23, 14.25, 4.25), (23.0, 114 / 8, 34 / 8), (23.02, 14.2, Fraction(17, 4))),
+        each(STORED, (14.25, 14.25, 4.25), (93, 24.25, 4.25), (23, 14.25, 0)),
     ),
     ("05", 0): (
         each(

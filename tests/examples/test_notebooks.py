@@ -270,7 +270,7 @@ ANSWERS: dict[tuple[str, int], tuple[list[dict[str, Any]], list[dict[str, Any]]]
             )
         ],
     ),
-    ("04", 3): (
+    ("04", 4): (
         [{"X": n} for n in (2048, 8192 // 4, 2048.0)],
         [{"X": n} for n in (1024, 1548, 0)],
     ),
@@ -382,7 +382,7 @@ READ = {
     "01": ("matmul", "pair =", "PROMISE ="),
     "02": ("parts =", "def chain"),
     "03": ("def mlp_gradients", "zero0 =", "def zero_row"),
-    "04": ("xxl",),
+    "04": ("def activations", "xxl"),
     "05": ("def mlp", "def summa", "MEANT =", "feed_forward"),
     "06": ("",),
     "07": ("E, K =", "def gate", "def softmax", "staged ="),
