@@ -419,7 +419,8 @@ expect hurry on square {
 hurry = "layout hurry { batch -> date, hiden -> tp, model -> tp, hidden -> tp }"
 
 # %% tags=["check"]
-print("\nRight!" if check(hurry + MEANT) else "\nNot yet.")
+with attempt():
+    print("\nRight!" if check(hurry + MEANT) else "\nNot yet.")
 
 # %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]
 # Solution: Megatron's two rules.
