@@ -127,11 +127,12 @@ def test_the_transformer_is_short() -> None:
 
     11 of what stays on the host, 10 of groups of devices without numpy, 1 of ignored targets,
     6 of the two ways to look at indices, 10 of the one for a few, 7 of the block of indices that a
-    device has; the step itself is 4 lines shorter for these.
+    device has, 1 of an import that only writing a file needs; the step itself is 4 lines shorter
+    for these.
     """
     case = Case("transformer", "megatron")
-    assert len(made(case).text.splitlines()) <= 622
-    assert len(made(case).bare.splitlines()) <= 131
+    assert len(made(case).text.splitlines()) <= 623
+    assert len(made(case).bare.splitlines()) <= 114
 
 
 LONG = "a" * 30
