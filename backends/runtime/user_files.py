@@ -13,6 +13,7 @@ link is not: the other names keep the old content.
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from typing import IO
@@ -73,8 +74,6 @@ def replacing(path: str | os.PathLike[str], sync: bool = True) -> Iterator[IO[by
     before = os.lstat(target) if os.path.lexists(target) else None
     if before:
         check_regular(target, before.st_mode)
-    import secrets  # reading a file needs none
-
     folder, name = os.path.split(target)
     beside = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(8)}.part")
     # Made here, through no link. One like an old file is closed to others until it is whole.
