@@ -268,7 +268,7 @@ for name, layout in stages.items():
 # reasoning for each stage. Here a rule moves an all_reduce apart into a reduce_scatter and an
 # all_gather, and the bytes follow. The half that ZeRO 3 sends more is the second fetch of the
 # parameters, for the backward pass. `keep` spares it, and holds them all meanwhile, as the
-# activations and buffers in these bars show:
+# activations and workspace in these bars show:
 
 # %%
 bars = {name: stack.compile(many, layout).memory for name, layout in stages.items()}

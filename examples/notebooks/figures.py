@@ -271,7 +271,7 @@ KINDS = {
     "gathered": ("gathered parameters", "#ef8f86"),
     "activations": ("activations", "#7fb2e5"),
     "updates": ("temporaries of the update", "#c79be0"),
-    "buffers": ("buffers", "#fbfbfc"),
+    "buffers": ("workspace", "#fbfbfc"),
 }
 """The kinds of memory from the bottom of a picture to its top: name and colour."""
 

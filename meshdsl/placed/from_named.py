@@ -106,7 +106,7 @@ class _State:
     depth: dict[Value, int] = field(default_factory=dict)
     blocks: list[list[Node]] = field(default_factory=lambda: [[]])
     windows: dict[Value, list[PlacedTensor]] = field(default_factory=dict)
-    partial_why: dict[Value, tuple[str, ...]] = field(default_factory=dict)
+    partial_why: dict[Value, tuple[why.PartialCause, ...]] = field(default_factory=dict)
     settled: dict[Value, PlacedTensor] = field(default_factory=dict)
     merging: list[Merging] = field(default_factory=list)
 

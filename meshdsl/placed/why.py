@@ -32,17 +32,22 @@ class Ask:
     phase: str = "forward"
 
 
+PartialCause = tuple[str, str, Span | None]
+"""Why a tensor is partial: an operator, what it does, and where; or a clause, without both."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorCauses:
     """Known facts of a tensor: the rule per split dim, and why it is partial."""
 
     causes: Mapping[str, SplitCause]
-    partial: tuple[str, ...]
+    partial: tuple[PartialCause, ...]
 
 
-def carried(value: Value, loop: NamedLoop) -> tuple[str, ...]:
+def carried(value: Value, loop: NamedLoop) -> tuple[PartialCause, ...]:
     """Why a value that a loop carries is partial: the iteration before left it so."""
-    return (f"each iteration of `repeat {loop.dim}` passes on `{value.label}` as a partial sum",)
+    clause = f"each iteration of `repeat {loop.dim}` passes on `{value.label}` as a partial sum"
+    return (("", clause, None),)
 
 
 def operator(op: NamedOp) -> str:
@@ -61,12 +66,16 @@ def _runner_up(ask: Ask) -> str:
     return f"{which} sends {other.cost:,} B per device"
 
 
-STAGED = ("each stage has a partial sum of it",)
-KEPT = ("it is stored as partial sums, like the value added to it",)
-ANNOTATED = ("the `sbp` block says so",)
+STAGED: tuple[PartialCause, ...] = (("", "each stage has a partial sum of it", None),)
+KEPT: tuple[PartialCause, ...] = (
+    ("", "it is stored as partial sums, like the value added to it", None),
+)
+ANNOTATED: tuple[PartialCause, ...] = (("", "the `sbp` block says so", None),)
 
 
-def summed(op: NamedOp, choice: Choice, causes: Mapping[str, SplitCause]) -> tuple[str, ...]:
+def summed(
+    op: NamedOp, choice: Choice, causes: Mapping[str, SplitCause]
+) -> tuple[PartialCause, ...]:
     """Reasons why a result is newly partial: the split dims that the operator reduces."""
     gone = {
         d
@@ -77,7 +86,7 @@ def summed(op: NamedOp, choice: Choice, causes: Mapping[str, SplitCause]) -> tup
     parts = []
     for dim in sorted(gone):
         by = f"which {_rule(causes[dim])} splits" if dim in causes else "which is split"
-        parts.append(f"{lookup(op.name).words} reduces `{dim}`, {by}")
+        parts.append((lookup(op.name).words, f" reduces `{dim}`, {by}", op.span))
     return tuple(parts)
 
 
@@ -85,7 +94,7 @@ def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> tuple[
     """The clauses that say why a reshard is there, its cause first."""
     kinds = {step.kind for step in route.steps}
     if kinds & {"all_reduce", "reduce_scatter"}:
-        text = ", and ".join(facts.partial) or "each device holds a partial sum"
+        text = _partial_by(facts.partial, ask.span.file) or "each device holds a partial sum"
         tail = _reduced_for(ask)
     elif "halo" in kinds or "window" in kinds:
         text = f"{ask.who} reads beyond each block of {_windowed(route)}"
@@ -106,6 +115,19 @@ def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, ...]:
     """The cause of a gather of the backward pass, which stores `kept` bytes in place of `whole`."""
     by = _rule(SplitCause(str(setting), setting.span))
     return (f"by {by} the backward pass stores {kept:,} B of it, not the {whole:,} B gathered",)
+
+
+def _partial_by(causes: tuple[PartialCause, ...], file: str) -> str:
+    """The causes, each once. Several have the lines of their operators, as far as in this file."""
+    spans: dict[tuple[str, str], Span | None] = {}
+    for who, does, span in causes:
+        spans.setdefault((who, does), span)
+
+    def said(who: str, does: str, span: Span | None) -> str:
+        is_here = len(spans) > 1 and span is not None and span.file == file
+        return f"{who} on line {span.line}{does}" if span and is_here else f"{who}{does}"
+
+    return ", and ".join(said(*words, span) for words, span in spans.items())
 
 
 def _reduced_for(ask: Ask) -> str:

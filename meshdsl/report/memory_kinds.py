@@ -12,7 +12,7 @@ KINDS = {
     "gathered": "gathered parameters",
     "new_grads": "new gradients",
     "updates": "temporaries of the update",
-    "buffers": "buffers",
+    "buffers": "workspace",
     "activations": "activations",
 }
 """The kinds of `device.memory.memory`, in the order in which they are shown."""

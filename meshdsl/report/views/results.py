@@ -186,7 +186,7 @@ class Cost:
 
     `cluster_wire_bytes` is the sum over the devices; collectives in loops are counted each time.
     `memory` is by kind: `params`, `grads`, `state`, `inputs`, and at the peak `activations`,
-    `gathered` parameters, gradients of a layer (`new_grads`), values of `updates`, and `buffers`.
+    `gathered` parameters, gradients of a layer (`new_grads`), values of `updates`, and `buffers` (workspace).
     """
 
     wire_bytes: float
