@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import meshdsl as md
 import numpy as np
+
+import meshdsl as md
 
 FILE = Path(__file__).with_name("spiral.mdsl")
 

@@ -118,14 +118,15 @@ def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, ...]:
 
 
 def _partial_by(causes: tuple[PartialCause, ...], file: str) -> str:
-    """The causes, each once. Several have the lines of their operators, as far as in this file."""
+    """The causes, each once. Those of several lines of a file say which."""
     spans: dict[tuple[str, str], Span | None] = {}
     for who, does, span in causes:
         spans.setdefault((who, does), span)
+    lines = {span.line if span and span.file == file else 0 for span in spans.values()}
 
     def said(who: str, does: str, span: Span | None) -> str:
-        is_here = len(spans) > 1 and span is not None and span.file == file
-        return f"{who} on line {span.line}{does}" if span and is_here else f"{who}{does}"
+        is_line = len(lines) > 1 and span is not None and span.file == file
+        return f"{who} on line {span.line}{does}" if span and is_line else f"{who}{does}"
 
     return ", and ".join(said(*words, span) for words, span in spans.items())
 
