@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from meshdsl.backends.runtime.lazy_numpy import np
 from meshdsl.costgraph.graph import (
     CostFactor,
     CostGraph,
+    Costs,
     Solution,
     added,
     entries,
@@ -68,18 +70,22 @@ def branch_and_bound(graph: CostGraph, bounded: bool = True) -> Solution:
     return Solution(name, picks, cost, cost, True, search.visited)
 
 
+Row = Callable[[Sequence[int]], Costs]
+"""What a factor costs with each choice of its last variable, given the choices of all others."""
+
+
 class _Branches:
     """The state of a depth-first search; variables are decided in their order."""
 
     def __init__(self, graph: CostGraph, bounded: bool) -> None:
         self.graph, self.bounded = graph, bounded
-        self.closed = _by_last(graph, graph.factors)
-        self.held = _by_last(graph, graph.memory)
-        self.rest = _least_of_rest(self.closed)
-        self.held_rest = _least_of_rest(self.held)
+        closed, held = _by_last(graph, graph.factors), _by_last(graph, graph.memory)
+        self.rest, self.held_rest = _least_of_rest(closed), _least_of_rest(held)
+        self.closed, self.held = ([[*map(_row, fs)] for fs in side] for side in (closed, held))
         self.constant = tuple(
             sum(f.of(()) for f in fs if not f.scope) for fs in (graph.factors, graph.memory)
         )
+        self.limited = math.isfinite(graph.limit)
         self.picks: list[int] = [0] * len(graph.variables)
         self.best_picks: list[int] = []
         self.best = math.inf
@@ -91,18 +97,36 @@ class _Branches:
             if cost < self.best and held <= self.graph.limit:
                 self.best, self.best_picks = cost, list(self.picks)
             return
-        for choice in range(self.graph.sizes[at]):
-            self.visited += 1
-            if self.visited > MOST_VISITED:
-                raise TooWide(f"more than {MOST_VISITED:,} choices would be visited")
+        self.visited += self.graph.sizes[at]
+        if self.visited > MOST_VISITED:
+            raise TooWide(f"more than {MOST_VISITED:,} choices would be visited")
+        now = self._after(at, self.closed[at], cost)
+        # Nobody asks for bytes that may be any number.
+        bytes_ = self._after(at, self.held[at], held) if self.limited else now
+        # What is forbidden costs infinitely much: no less than anything.
+        fits = now + self.rest[at + 1] < self.best if self.bounded else np.isfinite(now)
+        if self.limited:
+            fits = fits & (bytes_ + self.held_rest[at + 1] <= self.graph.limit)
+        for choice in fits.nonzero()[0].tolist():
+            cost, held = now.item(choice), bytes_.item(choice)
+            if self.bounded and cost + self.rest[at + 1] >= self.best:
+                continue  # a better plan has been found meanwhile
             self.picks[at] = choice
-            now = cost + sum(f.of(self.picks) for f in self.closed[at])
-            bytes_ = held + sum(f.of(self.picks) for f in self.held[at])
-            if not math.isfinite(now) or bytes_ + self.held_rest[at + 1] > self.graph.limit:
-                continue
-            if self.bounded and now + self.rest[at + 1] >= self.best:
-                continue
-            self.descend(at + 1, now, bytes_)
+            self.descend(at + 1, cost, held)
+
+    def _after(self, at: int, rows: list[Row], so_far: float) -> Costs:
+        """What all that is decided costs with each choice of a variable, by the rows of it."""
+        if not rows:
+            return np.full(self.graph.sizes[at], so_far)
+        return so_far + sum((row(self.picks) for row in rows[1:]), rows[0](self.picks))
+
+
+def _row(factor: CostFactor) -> Row:
+    """The row of a factor that is known once its last variable is decided."""
+    if not factor.scope[:-1]:
+        return lambda picks: factor.cost
+    others = itemgetter(*factor.scope[:-1])
+    return lambda picks: factor.cost[others(picks)]
 
 
 def _by_last(graph: CostGraph, factors: tuple[CostFactor, ...]) -> list[list[CostFactor]]:
