@@ -14,11 +14,11 @@ import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import ipykernel_launcher
 import pytest
 from jupyter_client.provisioning import local_provisioner
 from typer.testing import CliRunner
@@ -89,7 +89,9 @@ def forked_kernel(
     with contextlib.ExitStack() as running:
 
         def launch(command: list[str], cwd: Path, env: dict[str, str], **pipes: Any) -> Leader:
-            arguments = [ipykernel_launcher.__file__, *command[command.index("-f") :]]
+            launcher = find_spec(command[command.index("-m") + 1])
+            assert launcher is not None
+            arguments = [str(launcher.origin), *command[command.index("-f") :]]
             forked = kernels.ranks(0, arguments, Path(cwd), tmp_path / "log", **env)
             return running.enter_context(forked)
 
