@@ -186,7 +186,8 @@ class Cost:
 
     `cluster_wire_bytes` is the sum over the devices; collectives in loops are counted each time.
     `memory` is by kind: `params`, `grads`, `state`, `inputs`, and at the peak `activations`,
-    `gathered` parameters, gradients of a layer (`new_grads`), values of `updates`, and `buffers` (workspace).
+    `gathered` parameters, gradients of a layer (`new_grads`), values of `updates`, and workspace
+    (`buffers`).
     """
 
     wire_bytes: float
