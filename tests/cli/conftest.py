@@ -11,6 +11,12 @@ from meshdsl.cli import main
 from .command import Cli, Done
 
 
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of commands that do not ask for `cli` are in a folder of their own, too."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Runs a command in an empty folder; what meshdsl did not foresee is raised as it is."""
