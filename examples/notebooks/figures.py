@@ -267,7 +267,7 @@ KINDS = {
     "params": ("parameters", "#ddce6a"),
     "state": ("state", "#e0cbef"),
     "grads": ("gradients", "#8ccf7e"),
-    "new_grads": ("new gradients", "#bfe5b6"),
+    "new_grads": ("unfinished gradients", "#bfe5b6"),
     "gathered": ("gathered parameters", "#ef8f86"),
     "activations": ("activations", "#7fb2e5"),
     "updates": ("temporaries of the update", "#c79be0"),

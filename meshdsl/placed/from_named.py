@@ -611,7 +611,7 @@ class Placer:
         insides = [self._enter(c.inside, wants[c.inside], depth) for c in node.carries]
         for carry, want in wants.items():
             if want.partial:
-                self.state.partial_why[carry] = why.carried(carry, node)
+                self.state.partial_why[carry] = why.carried(carry)
         sent, counted = 0, 0
         for inner in node.body:
             self._node(inner)
@@ -683,7 +683,7 @@ class Placer:
         inside, last = of
         self.causes[value] = self.causes.get(inside, {})
         if placed.partial:
-            carried = why.carried(inside, node)
+            carried = why.carried(inside)
             self.state.partial_why[value] = self.state.partial_why.get(last, carried)
         return self._enter(value, placed, len(self.state.blocks) - 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import NamedLoop, NamedOp, Value
+from meshdsl.named.ir import NamedOp, Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.ir import Words
 from meshdsl.placed.layout import SplitCause
@@ -32,8 +32,11 @@ class Ask:
     phase: str = "forward"
 
 
-PartialCause = tuple[str, str, Span | None]
-"""Why a tensor is partial: an operator, what it does, and where; or a clause, without both."""
+PartialCause = tuple[str, str, NamedOp | None]
+"""Why a tensor is partial: the words of an operator, what it does, and the operator itself.
+
+Or a value and where it comes from; or a clause alone.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,9 @@ class TensorCauses:
     partial: tuple[PartialCause, ...]
 
 
-def carried(value: Value, loop: NamedLoop) -> tuple[PartialCause, ...]:
+def carried(value: Value) -> tuple[PartialCause, ...]:
     """Why a value that a loop carries is partial: the iteration before left it so."""
-    clause = f"each iteration of `repeat {loop.dim}` passes on `{value.label}` as a partial sum"
-    return (("", clause, None),)
+    return ((f"`{value.label}`", " comes from the iteration before as a partial sum", None),)
 
 
 def operator(op: NamedOp) -> str:
@@ -86,7 +88,7 @@ def summed(
     parts = []
     for dim in sorted(gone):
         by = f"which {_rule(causes[dim])} splits" if dim in causes else "which is split"
-        parts.append((lookup(op.name).words, f" reduces `{dim}`, {by}", op.span))
+        parts.append((lookup(op.name).words, f" reduces `{dim}`, {by}", op))
     return tuple(parts)
 
 
@@ -118,17 +120,22 @@ def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, ...]:
 
 
 def _partial_by(causes: tuple[PartialCause, ...], file: str) -> str:
-    """The causes, each once. Those of several lines of a file say which."""
-    spans: dict[tuple[str, str], Span | None] = {}
-    for who, does, span in causes:
-        spans.setdefault((who, does), span)
-    lines = {span.line if span and span.file == file else 0 for span in spans.values()}
+    """The causes, each once. Operators of several lines of a file say which."""
+    ops: dict[tuple[str, str], NamedOp | None] = {}
+    for who, does, op in causes:
+        ops.setdefault((who, does), op)
+    lines = {op.span.line if op and op.span.file == file else 0 for op in ops.values()}
 
-    def said(who: str, does: str, span: Span | None) -> str:
-        is_line = len(lines) > 1 and span is not None and span.file == file
-        return f"{who} on line {span.line}{does}" if span and is_line else f"{who}{does}"
+    def said(who: str, does: str, op: NamedOp | None) -> str:
+        if op is None or len(lines) == 1 or op.span.file != file:
+            return f"{who}{does}"
+        where = "in the backward pass of" if op.phase == "backward" else "on"
+        return f"{who} {where} line {op.span.line}{does}"
 
-    return ", and ".join(said(*words, span) for words, span in spans.items())
+    carried = [who + does for (who, does), op in ops.items() if who and op is None]
+    others = [said(*words, op) for words, op in ops.items() if op or not words[0]]
+    together = [", and ".join(each) for each in (carried, others) if each]
+    return ", and what is added to it is one, too: ".join(together)
 
 
 def _reduced_for(ask: Ask) -> str:

@@ -513,8 +513,9 @@ def _amounts(rows: list[tuple[str, str, int]], width: int = 0) -> Iterator[Item]
 
 def held(memory: Mapping[str, int]) -> Iterator[Item]:
     """The memory of a device at its peak, by kind."""
-    yield _headed("Memory per device:", f"{human(memory['peak'])} at its peak")
-    words = {**KINDS, "activations": f"activations, line {memory['peak_line']}"}
+    peak = f"{human(memory['peak'])} at its peak, line {memory['peak_line']}"
+    yield _headed("Memory per device:", peak)
+    words = {**KINDS}
     if memory["grads_later"]:
         words["grads"] = f"gradients so far (of {human(memory['grads'])})"
     amounts = at_peak(memory)

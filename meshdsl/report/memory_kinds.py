@@ -10,7 +10,7 @@ KINDS = {
     "state": "state",
     "inputs": "inputs",
     "gathered": "gathered parameters",
-    "new_grads": "new gradients",
+    "new_grads": "unfinished gradients",
     "updates": "temporaries of the update",
     "buffers": "workspace",
     "activations": "activations",
