@@ -97,7 +97,8 @@ def test_the_way_out_of_two_dims_on_one_axis_works_for_a_subexpression() -> None
     (found,) = diagnostics(Source("p.mdsl", text))
     assert found.span is not None
     assert found.help is not None
-    named, use, rule = re.findall("`(.*?)`", found.help)
+    dim, named, use, rule = re.findall("`(.*?)`", found.help)
+    assert f"do not split `{dim}` here" in found.help
     assert named == f"part = {found.span.text}"
     text = text.replace(found.span.text, use).replace("  z =", f"  {named}\n  z =")
     text = text.replace("  seq -> data\n", f"  seq -> data\n  {rule}\n")

@@ -214,13 +214,14 @@ class OperatorText:
         call, fills, target = self._call(node), lookup(node.name).fills, node.outs[0]
         assert fills is not None, f"{node.name} has no text that fills"
         stack, at = self.state.places[target]
-        text = fills(call, f"{self.state.name(stack)}{at}")
+        place = f"{self.state.name(stack)}{at}"
         for line in call.lines:
             self.out.statement(line)
+        self.out.statement(fills(call, place))
+        # The statement yields joined dims; a name given before it could be an operand's.
         if self.state.uses[target] > 1:
-            self.state.let(target, text)
+            self.state.let(target, place)
         else:
-            self.out.statement(text)
             self.state.renamed.add(target)
 
     def _add_to(self, node: Compute, total: str) -> None:

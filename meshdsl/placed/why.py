@@ -96,7 +96,13 @@ def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> tuple[
     """The clauses that say why a reshard is there, its cause first."""
     kinds = {step.kind for step in route.steps}
     if kinds & {"all_reduce", "reduce_scatter"}:
-        text = _partial_by(facts.partial, ask.span.file) or "each device holds a partial sum"
+        match facts.partial:
+            case ():
+                text = "each device holds a partial sum"
+            case ((who, does, _),):
+                text = f"{who}{does}"
+            case several:
+                text = _of_several(several, ask.span.file)
         tail = _reduced_for(ask)
     elif "halo" in kinds or "window" in kinds:
         text = f"{ask.who} reads beyond each block of {_windowed(route)}"
@@ -119,8 +125,8 @@ def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, ...]:
     return (f"by {by} the backward pass stores {kept:,} B of it, not the {whole:,} B gathered",)
 
 
-def _partial_by(causes: tuple[PartialCause, ...], file: str) -> str:
-    """The causes, each once. Operators of several lines of a file say which."""
+def _of_several(causes: tuple[PartialCause, ...], file: str) -> str:
+    """Several causes, each once. Operators of several lines of a file say which."""
     ops: dict[tuple[str, str], NamedOp | None] = {}
     for who, does, op in causes:
         ops.setdefault((who, does), op)
