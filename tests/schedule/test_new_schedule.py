@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,10 @@ from meshdsl.schedule import registry
 from meshdsl.schedule.verification import verify
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
+from tests.pipelines import test_forward
 from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, on_one_device, results
 from tests.project import guide_file
+from tests.schedule import test_command, test_files, test_laws, test_published
 
 __all__ = ["cli"]
 
@@ -56,6 +58,22 @@ def test_it_is_known_and_keeps_its_law() -> None:
     table = registry.generate(NAME, 4, 8, {"group": 1})
     assert table.rows == registry.generate("one_f_one_b", 4, 8).rows
     verify(registry.generate(NAME, 4, 8))
+
+
+OBLIGATIONS = (
+    test_published.test_laws_are_exact,
+    test_laws.test_messages,
+    test_files.test_what_is_written_is_read,
+    test_command.test_the_picture_has_every_action,
+    test_forward.test_every_table_has_its_forward_passes,
+)
+"""Tests of every schedule that need nothing but its name."""
+
+
+@pytest.mark.usefixtures("added")
+@pytest.mark.parametrize("obligation", OBLIGATIONS)
+def test_it_meets_what_every_schedule_does(obligation: Callable[[str], None]) -> None:
+    obligation(NAME)
 
 
 @pytest.mark.usefixtures("added")
