@@ -50,15 +50,16 @@ else:
 
 __all__ = ["dataclass"]
 
+Namespace = dict[str, Any]
+"""What stands in a class, or is known to the text of a function, by name."""
+
 
 class _Own:
     """What stands in one class: the kinds and the defaults of its fields, and its options."""
 
     __slots__ = ("defaults", "frozen", "kinds", "kw_only")
 
-    def __init__(
-        self, kinds: dict[str, Any], defaults: dict[str, Any], kw_only: bool, frozen: bool
-    ) -> None:
+    def __init__(self, kinds: Namespace, defaults: Namespace, kw_only: bool, frozen: bool) -> None:
         self.kinds, self.defaults, self.kw_only, self.frozen = kinds, defaults, kw_only, frozen
 
 
@@ -69,14 +70,12 @@ def _is_class_wide(kind: Any) -> bool:
     return kind is ClassVar or get_origin(kind) is ClassVar
 
 
-def _methods(
-    space: dict[str, Any], frozen: bool, slots: bool, eq: bool, repr: bool
-) -> dict[str, Any]:
+def _methods(space: Namespace, frozen: bool, slots: bool, eq: bool, repr: bool) -> Namespace:
     """Stand-ins for what the library adds to a class, less the methods that stand in it."""
     wanted = ["__dataclass_fields__", "__match_args__", "__init__"]
     wanted += ["__repr__"] if repr else []
     wanted += ["__eq__"] if eq else []
-    added: dict[str, Any] = {name: _LATER[name] for name in wanted if name not in space}
+    added: Namespace = {name: _LATER[name] for name in wanted if name not in space}
     if eq and space.get("__hash__") is None:
         added["__hash__"] = _LATER["__hash__"] if frozen else None
     if frozen:
@@ -86,7 +85,7 @@ def _methods(
     return added
 
 
-def _with(cls: type, defaults: dict[str, Any], added: dict[str, Any]) -> type:
+def _with(cls: type, defaults: Namespace, added: Namespace) -> type:
     """The class with what is added; its variables are the defaults of its fields."""
     for name, default in defaults.items():
         if isinstance(default, dataclasses.Field):
@@ -99,16 +98,16 @@ def _with(cls: type, defaults: dict[str, Any], added: dict[str, Any]) -> type:
     return cls
 
 
-def _with_slots(cls: type, space: dict[str, Any], names: list[str], added: dict[str, Any]) -> type:
+def _with_slots(cls: type, space: Namespace, names: list[str], added: Namespace) -> type:
     """A class like another one, with slots for its fields and with what is added."""
     taken = {slot for base in cls.__mro__[1:-1] for slot in _slots(base)}
     slots = dict.fromkeys((*_without_slots(cls), *names))
     for name in (*slots, "__dict__", "__weakref__"):
         space.pop(name, None)
     space["__slots__"] = tuple(name for name in slots if name not in taken)
-    made = type(cls)(cls.__name__, cls.__bases__, space | added)
-    made.__qualname__ = cls.__qualname__
-    return made
+    slotted = type(cls)(cls.__name__, cls.__bases__, space | added)
+    slotted.__qualname__ = cls.__qualname__
+    return slotted
 
 
 def _slots(cls: type) -> Iterable[str]:
@@ -176,7 +175,7 @@ _UNSET = object()
 def _init(cls: Any) -> Callable[..., Any]:
     """`__init__`: the fields in order, those by keyword alone behind the others."""
     every, frozen = dataclasses.fields(cls), cls.__dict__["__dataclass_own__"].frozen
-    names: dict[str, Any] = {"_set": object.__setattr__, "_unset": _UNSET}
+    names: Namespace = {"_set": object.__setattr__, "_unset": _UNSET}
     parameters, by_keyword, lines = ["self"], list[str](), list[str]()
     for number, f in enumerate(every):
         names |= {f"_default{number}": f.default, f"_make{number}": f.default_factory}
@@ -210,8 +209,8 @@ def _slot(cls: type, name: str) -> MemberDescriptorType | None:
 def _value(f: dataclasses.Field[Any], number: int) -> str | None:
     """The expression whose value a field gets, or None where `__post_init__` sets it."""
     if f.default_factory is not dataclasses.MISSING:
-        made = f"_make{number}()"
-        return f"{made} if _{number} is _unset else _{number}" if f.init else made
+        call = f"_make{number}()"
+        return f"{call} if _{number} is _unset else _{number}" if f.init else call
     if f.init:
         return f"_{number}"
     return None if f.default is dataclasses.MISSING else f"_default{number}"
@@ -247,7 +246,7 @@ def _compiled(
     name: str,
     parameters: str,
     body: str,
-    names: dict[str, Any],
+    names: Namespace,
     of: Sequence[dataclasses.Field[Any]],
 ) -> Callable[..., Any]:
     """A method that calls the field `number` of some fields `_number`.

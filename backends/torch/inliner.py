@@ -184,8 +184,8 @@ class SupportDefinitions(dict[str, Definition]):
     def __missing__(self, name: str) -> Definition:
         module, text = _homes()[name]
         slimmed = slim(text)
-        made = _definitions(module, slimmed, ast.parse(slimmed), defined())
-        self.update((definition.name, definition) for definition in made)
+        definitions = _definitions(module, slimmed, ast.parse(slimmed), defined())
+        self.update((definition.name, definition) for definition in definitions)
         return self[name]
 
 

@@ -247,8 +247,9 @@ def with_layout(
     if isinstance(given, str) and not is_written_out(given):
         return declarations, given
     if isinstance(given, str) and is_whole(given):
-        whole = _whole(given, place.span)
-        given = replace(whole, name=whole.name or _layout_name(whole.rules, whole.schedule))
+        printed = _whole(given, place.span)
+        name = printed.name or _layout_name(printed.rules, printed.schedule)
+        given = replace(printed, name=name)
     if not isinstance(given, Layout):
         rules = tuple(_rules(given, place))
         given = Layout(_layout_name(rules), rules, None, place.span)

@@ -41,11 +41,11 @@ def warming(text: str) -> Iterator[None]:
     The plan of the first answer comes from the cache. So the first edit would be the first to call
     the solver, and would wait while the browser compiles it.
     """
-    made = Compilation(Source(FILE, text), Options(cache=False), Diagnostics())
+    compilation = Compilation(Source(FILE, text), Options(cache=False), Diagnostics())
     for stage in ("placed", "device", "emitted", "advised"):
-        getattr(made, stage)
+        getattr(compilation, stage)
         yield
-    answer(made)
+    answer(compilation)
 
 
 _JOBS = Jobs()
