@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshdsl.grammar.parser import LAST
-from meshdsl.grammar.tables import FREE
+from meshdsl.grammar.parser import FREE, LAST
 
 
 class _KeepFree:

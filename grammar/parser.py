@@ -64,6 +64,9 @@ Part: TypeAlias = Token | Tree | None
 LAST = Token("$END", "")
 """The word behind the last one of any text."""
 
+FREE = ("COMMENT", "AT", "BAD", "BAD_NAME", "BAD_NUMBER", "BAD_STRING")
+"""Words that no rule has, and that are read all the same."""
+
 
 class UnexpectedWord(Exception):
     """The parser takes no word of this kind now."""

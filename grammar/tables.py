@@ -7,8 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-FREE = ("COMMENT", "AT", "BAD", "BAD_NAME", "BAD_NUMBER", "BAD_STRING")
-"""Words that no rule has, and that are read all the same."""
+from meshdsl.grammar.parser import FREE
 
 State = Annotated[int, Meta(ge=0)]
 

@@ -111,12 +111,14 @@ def _code(packages: Path) -> tuple[Path, Path]:
 
     The memory is that of a Python that has imported them and compiled a program.
     """
-    sources = sorted(p for p in (ROOT / "meshdsl").rglob("*") if p.is_file() and not _is_made(p))
-    backends = sorted(p for p in (ROOT / "backends").rglob("*") if p.is_file() and not _is_made(p))
-    scripts = (HERE / name for name in ("build.py", "compile.mjs", "snapshot.mjs", "files.mjs"))
+    folders = (ROOT / name for name in ("meshdsl", "grammar", "backends"))
+    found = (p for folder in folders for p in folder.rglob("*"))
+    sources = sorted(p for p in found if p.is_file() and not _is_made(p))
+    scripts = [HERE / f"{name}.mjs" for name in ("compile", "snapshot", "files")]
+    scripts += [HERE / "build.py", HERE / "snapshot.py"]
     own = [*scripts, ROOT / "constraints.txt"]
     own += [ROOT / f"examples/{name}.mdsl" for name in FIRST]
-    digest = _digest([*own, HERE / "package-lock.json", *sources, *backends])
+    digest = _digest([*own, HERE / "package-lock.json", *sources])
     archives = tuple(CACHE / f"{name}-{digest[:16]}.gz" for name in ("files", "snapshot"))
     files, snapshot = archives
     if snapshot.is_file():

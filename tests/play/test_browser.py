@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import subprocess
 import sys
 import threading
 import types
@@ -472,6 +474,28 @@ seen.heard({ data: { ready: true } });
 timers.shift()();
 return [whileLoading, seen.ended, seen.workers];
 """
+
+
+SNAPSHOT = """
+import sys
+from docs.browser.snapshot import prepared
+steps = prepared(sys.argv[1])
+assert not {"msgspec", "highspy", "numpy"} & sys.modules.keys()
+print(len([*steps]))
+"""
+
+
+def test_the_memory_that_the_page_begins_with_can_be_made(tmp_path: Path) -> None:
+    """Without libraries of C; the steps that are left have the solver."""
+    done = subprocess.run(
+        [sys.executable, "-c", SNAPSHOT, TEXT],
+        cwd=ROOT,
+        env=os.environ | {"MESHDSL_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
 
 
 @NEEDED
