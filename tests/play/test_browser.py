@@ -93,7 +93,7 @@ def test_the_worker_has_called_the_solver_before_the_first_edit(
     assert solved  # although the plan is in the cache
     snapshot = (build.HERE / "snapshot.mjs").read_text(encoding="utf-8")
     worker = (build.HERE / "worker.mjs").read_text(encoding="utf-8")
-    assert "warming = meshdsl.play.browser_worker.warming(" in snapshot
+    assert "warming = prepared(program)" in snapshot
     assert 'python.globals.get("warming")' in worker
 
 
