@@ -8,6 +8,7 @@ from sphinx.application import Sphinx
 from docs.browser.build import missing
 from meshdsl.analysis import analyse
 from meshdsl.diagnostics import Source
+from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import Options
 from meshdsl.play.page import fragment
 
@@ -22,8 +23,9 @@ def linked(app: Sphinx, tree: nodes.document) -> None:
     to = app.builder.get_relative_uri(app.env.current_document.docname, "play")
     for block in list(tree.findall(nodes.literal_block)):
         text = text_of(block)
-        if text and is_program(text):
-            address = f"{to}{fragment(text)}"
+        declarations = program_of(text) if text else None
+        if declarations is not None:
+            address = f"{to}{fragment(text, only_sbp(declarations))}"
             link = nodes.reference("", "open in the browser", refuri=address)
             below = nodes.paragraph("", "", link, classes=[CLASS])
             is_cell = "cell_input" in block.parent.get("classes", ())
@@ -40,8 +42,14 @@ def text_of(block: nodes.literal_block) -> str:
     return cell if magic.split()[:1] == ["%%mdsl"] else ""
 
 
-def is_program(text: str) -> bool:
-    """Whether a text is a program of its own, without an error."""
+def program_of(text: str) -> Declarations | None:
+    """What a text declares, if it is a program of its own, without an error."""
     analysis = analyse(Source("", text), Options())
     errors = (d for d in analysis.diagnostics if d.severity == "error")
-    return bool(analysis.declarations.programs) and next(errors, None) is None
+    is_program = bool(analysis.declarations.programs) and next(errors, None) is None
+    return analysis.declarations if is_program else None
+
+
+def only_sbp(declarations: Declarations) -> str | None:
+    """The `sbp` block by which a text without layouts is to be placed, if it has one."""
+    return None if declarations.layouts else next(iter(declarations.sbps), None)

@@ -65,9 +65,13 @@ def static_page(examples: Sequence[PageExample]) -> str:
     return html
 
 
-def fragment(text: str) -> str:
-    """The part of the static page's address that makes it begin with a program (`link.js`)."""
-    code = zlib.compress(json.dumps({"text": text}).encode(), 9, wbits=-15)
+def fragment(text: str, sbp: str | None = None) -> str:
+    """The part of the static page's address that makes it begin with a program (`link.js`).
+
+    The program is placed by its `sbp` block of that name, where one is given.
+    """
+    chosen = {"text": text} if sbp is None else {"text": text, "sbp": sbp}
+    code = zlib.compress(json.dumps(chosen).encode(), 9, wbits=-15)
     return f"#code={base64.urlsafe_b64encode(code).decode('ascii').rstrip('=')}"
 
 

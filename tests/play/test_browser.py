@@ -22,8 +22,11 @@ import pytest
 from docutils import nodes
 
 import docs._ext as extension
-from docs._ext.in_browser import CLASS, is_program, text_of
+from docs._ext.in_browser import CLASS, only_sbp, program_of, text_of
 from docs.browser import build
+from meshdsl.analysis import analyse
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Options
 from meshdsl.placed import solver, zero_one
 from meshdsl.placed.solver import LinearProgram, NativeSolver, solving
 from meshdsl.play.browser_worker import reply, warming
@@ -203,11 +206,25 @@ def test_what_it_is_built_of_is_pinned() -> None:
     [(TEXT, True), ("dim a = 2\n", False), (TEXT.replace("(h, v", "(hh, v"), False)],
 )
 def test_pages_lead_here_from_whole_programs(text: str, is_whole: bool) -> None:
-    assert is_program(text) == is_whole
+    assert (program_of(text) is not None) == is_whole
     block = nodes.literal_block(text, text, language="mdsl")
     cell = nodes.literal_block(text, f"%%mdsl\n{text}", language="python")
     assert text_of(block) == text_of(cell) == text
     assert not text_of(nodes.literal_block(text, text, language="python"))
+
+
+SBP = "sbp by_position {\n  x: (S(0))\n}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("", None), (SBP, "by_position"), (f"{SBP}layout l {{ batch -> data }}\n", None)],
+)
+def test_a_program_with_sbp_blocks_alone_is_placed_by_the_first(text: str, name: str) -> None:
+    assert only_sbp(analyse(Source("", text), Options()).declarations) == name
+    code = base64.urlsafe_b64decode(f"{fragment(TEXT, name).removeprefix('#code=')}===")
+    wanted = {"text": TEXT, "sbp": name} if name else {"text": TEXT}
+    assert json.loads(zlib.decompress(code, -15)) == wanted
 
 
 # --- the page --------------------------------------------------------------------------------
