@@ -5,20 +5,42 @@ A loop over layers makes a gradient of each, and collects them in one tensor.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
-from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Node, Pipeline
+from meshdsl.device.aliases import shared
+from meshdsl.device.ir import (
+    Compute,
+    DeviceCollected,
+    DeviceLoop,
+    DeviceProgram,
+    Node,
+    Pipeline,
+    Var,
+)
 from meshdsl.ir.rewrite import Visitor
 from meshdsl.ops.opdef import lookup
 
 
 def filled_stacks(program: DeviceProgram) -> DeviceProgram:
-    """The program with results that are made in the stack that collects them, where one can be."""
-    return replace(program, body=_FilledStacks().block(program.body))
+    """The program with results that are made in the stack that collects them, where one can be.
+
+    Nothing that an iteration hands on shows such a result: behind the loop, what is written over
+    the stack would change it.
+    """
+    return replace(program, body=_FilledStacks(program).block(program.body))
 
 
 class _FilledStacks(Visitor):
+    def __init__(self, program: DeviceProgram) -> None:
+        self.program = program
+
+    @cached_property
+    def owners(self) -> Mapping[Var, Var]:
+        """The representative of each variable among those that may show the same memory."""
+        return shared(self.program)
+
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return tuple(map(self.visit, nodes))
 
@@ -30,17 +52,25 @@ class _FilledStacks(Visitor):
         if isinstance(loop, Pipeline):
             return loop
         makers = {var: node for node in loop.body for var in node.makes}
-        # What the next iteration goes on with, or two stacks collect, is a tensor of its own.
-        ends = Counter(loop.ends)
 
         def is_made_there(item: DeviceCollected) -> bool:
-            if item.is_list or item.stack is not None or ends[item.inside] != 1:
+            if item.is_list or item.stack is not None:
                 return False
             maker = makers.get(item.inside)
-            return isinstance(maker, Compute) and _fills(maker)
+            fills = isinstance(maker, Compute) and _fills(maker)
+            return fills and not self._is_handed_on(item.inside, loop)
 
         each = (replace(c, made_there=True) if is_made_there(c) else c for c in loop.collected)
         return replace(loop, collected=tuple(each))
+
+    def _is_handed_on(self, var: Var, loop: DeviceLoop) -> bool:
+        """Whether a carry, a list or a second stack has the memory of what an iteration makes."""
+        if sum(item.inside is var for item in loop.collected) > 1:
+            return True
+        handed_on = [c.next for c in loop.carries]
+        handed_on += [item.inside for item in loop.collected if item.is_list]
+        owner = self.owners.get(var, var)
+        return any(self.owners.get(other, other) is owner for other in handed_on)
 
 
 def _fills(node: Compute) -> bool:
