@@ -633,12 +633,10 @@ class Placer:
         body = self.state.blocks.pop()
         self._leave_iterations(node)
         self._leave_block()
-        results = [
-            self._leave(c.result, (c.inside, c.next), wants[c.inside], node) for c in node.carries
-        ]
+        results = [self._leave(c.result, c.inside, c.next, wants[c.inside]) for c in node.carries]
         carries = tuple(Carry(*v) for v in zip(inits, insides, nexts, results, strict=True))
         collected = tuple(
-            Collected(part, self._leave(c.outer, (c.inside,) * 2, self._all_of(part, node), node))
+            Collected(part, self._leave(c.outer, c.inside, c.inside, self._all_of(part, node)))
             for part, c in zip(parts, node.collected, strict=True)
         )
         about = (node.span, collected, node.reverse, node.phase, node.block, node.origin)
@@ -673,18 +671,15 @@ class Placer:
         ask = why.Ask(self._planned, who, node.span, phase=node.phase)
         return self._version(value, decided, ask)
 
-    def _leave(
-        self, value: Value, of: tuple[Value, Value], placed: Placement, node: named.NamedLoop
-    ) -> PlacedTensor:
+    def _leave(self, value: Value, inside: Value, last: Value, placed: Placement) -> PlacedTensor:
         """A value that a loop leaves, placed as each part of it: for the same reasons.
 
-        `of` is that value at the beginning of an iteration and at its end.
+        Each iteration begins with `inside` and ends with `last`.
         """
-        inside, last = of
         self.causes[value] = self.causes.get(inside, {})
         if placed.partial:
-            carried = why.carried(inside)
-            self.state.partial_why[value] = self.state.partial_why.get(last, carried)
+            reasons = self.state.partial_why.get(last, why.carried(inside))
+            self.state.partial_why[value] = reasons
         return self._enter(value, placed, len(self.state.blocks) - 1)
 
     def _settle_collected(self, value: Value, node: named.NamedLoop) -> None:

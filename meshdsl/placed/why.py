@@ -32,11 +32,18 @@ class Ask:
     phase: str = "forward"
 
 
-PartialCause = tuple[str, str, NamedOp | None]
-"""Why a tensor is partial: the words of an operator, what it does, and the operator itself.
+@dataclass(frozen=True, slots=True)
+class PartialCause:
+    """Why a tensor is partial: a sentence, between whose parts the line of `op` may be named.
 
-Or a value and where it comes from; or a clause alone.
-"""
+    `op` is the operator that `subject` designates. What a loop carries was made partial by the
+    iteration before.
+    """
+
+    subject: str
+    clause: str
+    op: NamedOp | None = None
+    is_carried: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,8 @@ class TensorCauses:
 
 def carried(value: Value) -> tuple[PartialCause, ...]:
     """Why a value that a loop carries is partial: the iteration before left it so."""
-    return ((f"`{value.label}`", " comes from the iteration before as a partial sum", None),)
+    clause = "comes from the iteration before as a partial sum"
+    return (PartialCause(f"`{value.label}`", clause, is_carried=True),)
 
 
 def operator(op: NamedOp) -> str:
@@ -68,11 +76,9 @@ def _runner_up(ask: Ask) -> str:
     return f"{which} sends {other.cost:,} B per device"
 
 
-STAGED: tuple[PartialCause, ...] = (("", "each stage has a partial sum of it", None),)
-KEPT: tuple[PartialCause, ...] = (
-    ("", "it is stored as partial sums, like the value added to it", None),
-)
-ANNOTATED: tuple[PartialCause, ...] = (("", "the `sbp` block says so", None),)
+STAGED = (PartialCause("each stage", "has a partial sum of it"),)
+KEPT = (PartialCause("it", "is stored as partial sums, like the value added to it"),)
+ANNOTATED = (PartialCause("the `sbp` block", "says so"),)
 
 
 def summed(
@@ -88,7 +94,7 @@ def summed(
     parts = []
     for dim in sorted(gone):
         by = f"which {_rule(causes[dim])} splits" if dim in causes else "which is split"
-        parts.append((lookup(op.name).words, f" reduces `{dim}`, {by}", op))
+        parts.append(PartialCause(lookup(op.name).words, f"reduces `{dim}`, {by}", op))
     return tuple(parts)
 
 
@@ -99,8 +105,8 @@ def explain(value: Value, route: Route, ask: Ask, facts: TensorCauses) -> tuple[
         match facts.partial:
             case ():
                 text = "each device holds a partial sum"
-            case ((who, does, _),):
-                text = f"{who}{does}"
+            case (cause,):
+                text = f"{cause.subject} {cause.clause}"
             case several:
                 text = _of_several(several, ask.span.file)
         tail = _reduced_for(ask)
@@ -127,19 +133,21 @@ def gathered_again(setting: Setting, kept: int, whole: int) -> tuple[str, ...]:
 
 def _of_several(causes: tuple[PartialCause, ...], file: str) -> str:
     """Several causes, each once. Operators of several lines of a file say which."""
-    ops: dict[tuple[str, str], NamedOp | None] = {}
-    for who, does, op in causes:
-        ops.setdefault((who, does), op)
-    lines = {op.span.line if op and op.span.file == file else 0 for op in ops.values()}
+    by_words: dict[tuple[str, str], PartialCause] = {}
+    for cause in causes:
+        by_words.setdefault((cause.subject, cause.clause), cause)
+    ops = [cause.op for cause in by_words.values()]
+    lines = {op.span.line if op and op.span.file == file else 0 for op in ops}
 
-    def said(who: str, does: str, op: NamedOp | None) -> str:
+    def said(cause: PartialCause) -> str:
+        op = cause.op
         if op is None or len(lines) == 1 or op.span.file != file:
-            return f"{who}{does}"
+            return f"{cause.subject} {cause.clause}"
         where = "in the backward pass of" if op.phase == "backward" else "on"
-        return f"{who} {where} line {op.span.line}{does}"
+        return f"{cause.subject} {where} line {op.span.line} {cause.clause}"
 
-    carried = [who + does for (who, does), op in ops.items() if who and op is None]
-    others = [said(*words, op) for words, op in ops.items() if op or not words[0]]
+    carried = [said(cause) for cause in by_words.values() if cause.is_carried]
+    others = [said(cause) for cause in by_words.values() if not cause.is_carried]
     together = [", and ".join(each) for each in (carried, others) if each]
     return ", and what is added to it is one, too: ".join(together)
 
