@@ -56,7 +56,7 @@ class TensorCauses:
 
 def carried(value: Value) -> tuple[PartialCause, ...]:
     """Why a value that a loop carries is partial: the iteration before left it so."""
-    clause = "comes from the iteration before as a partial sum"
+    clause = "comes from the iteration that ran before as a partial sum"
     return (PartialCause(f"`{value.label}`", clause, is_carried=True),)
 
 
