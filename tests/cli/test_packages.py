@@ -219,6 +219,15 @@ WRONG = {
         "MD0163",
         "needs samples",
     ),
+    "a sample that cannot be read": (
+        record(
+            end="import dataclasses\nwrong = kit.samples('b h=x')\n"
+            "OPERATORS = (dataclasses.replace(one, samples=wrong),)"
+        ),
+        "",
+        "MD0163",
+        "needs other samples: AssertionError: 'h=x' is not a dim of a sample",
+    ),
     "no torch text": (
         record(end="import dataclasses\nOPERATORS = (dataclasses.replace(one, torch=None),)"),
         "",
