@@ -1,7 +1,7 @@
-"""The grammar of `.mdsl`: its parser and its words.
+"""The grammar of `.mdsl`: its parser and its keywords.
 
-Lark makes the tables of a parser (`build.py`), which takes longer than most commands. They are kept
-in the cache; a process that finds them there does not import lark.
+lark generates the tables of the parser (`build.py`), which takes longer than most commands. They
+are cached; a process that finds them in the cache does not import lark.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @functools.cache
 def load() -> Parser:
-    """The parser of `mdsl.lark`, made once per process; its tables are kept for the next one."""
+    """The parser of `mdsl.lark`, once per process; its tables are cached."""
     text = pkgutil.get_data(__name__, "mdsl.lark")
     assert text is not None, "the package has its grammar"
     return parser_of(text.decode())
 
 
 def parser_of(text: str) -> Parser:
-    """The parser of a grammar: of the tables in the cache, if there are any that are sound."""
+    """The parser of a grammar: by its cached tables, if there are any and they pass the checks."""
     from meshdsl.disk_cache import checked, read, write
     from meshdsl.grammar.parser import Parser
     from meshdsl.grammar.tables import Tables
@@ -44,8 +44,8 @@ def parser_of(text: str) -> Parser:
     return Parser(sound, sound.compiled())
 
 
-FORMAT = 3
-"""The form in which tables are kept."""
+FORMAT = 4
+"""The version of the form in which tables are cached."""
 
 
 @functools.cache

@@ -1,10 +1,10 @@
-"""Makes the tables of a parser from its grammar: lark finds the states and what is done in them."""
+"""Generates the tables of a parser from its grammar, by lark."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from meshdsl.grammar.parser import FREE, LAST
+from meshdsl.grammar.parser import END, FREE
 
 
 class _KeepFree:
@@ -34,11 +34,11 @@ def tables(text: str) -> dict[str, Any]:
         actions.append({kind: to for kind, to in does.items() if kind not in names})
         gotos.append({name: to for name, to in does.items() if name in names})
     end = places[table.end_states["start"]]
-    actions[end][LAST.type] = end  # the parse ends there, whatever comes next
+    actions[end][END.type] = end  # the parse ends there, whatever comes next
     return {
         "pattern": "|".join(f"(?P<{t.name}>{t.pattern.to_regexp()})" for t in terminals),
         "ignored": sorted(lexer.ignore_types),
-        "words": {
+        "keywords": {
             kind: {t.pattern.value: t.name for t in callback.scanner.terminals}
             for kind, callback in lexer.callback.items()
         },

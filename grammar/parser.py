@@ -1,7 +1,6 @@
-"""The words of a text and its parse tree, from the tables of a grammar.
+"""The tokens of a text and its parse tree, by the tables of a grammar.
 
-This is what every command runs; the library that makes the tables (`build.py`) is not imported for
-it.
+Every command runs this. It does not import lark, which generates the tables (`build.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Token(str):
-    """A word of a text: its kind, and its offsets where it has a place."""
+    """A token: its text, its kind, and its offsets, None where it is not in the text."""
 
     __slots__ = ("end_pos", "start_pos", "type")
 
@@ -29,13 +28,13 @@ class Token(str):
     def __new__(
         cls, type: str, text: str, start_pos: int | None = None, end_pos: int | None = None
     ) -> Token:
-        """A word of one kind."""
+        """A token of a kind."""
         token = str.__new__(cls, text)
         token.type, token.start_pos, token.end_pos = type, start_pos, end_pos
         return token
 
     def as_kind(self, type: str, text: str | None = None) -> Token:
-        """The word, or another text in its place, as one of another kind."""
+        """The token with another kind, and with another text if one is given."""
         return Token(type, self if text is None else text, self.start_pos, self.end_pos)
 
     def __repr__(self) -> str:
@@ -44,11 +43,10 @@ class Token(str):
 
 @dataclass(slots=True, eq=False)
 class Tree:
-    """What a rule has read: its name and its parts, None where an optional one was not written.
+    """The parse tree of a rule: its name and its parts, None for an optional one that is missing.
 
-    It lies between the first and the last word that it was made of. The outer offsets are those of
-    what a rule around it leaves out, too, as brackets around an expression. A tree without words
-    has no offsets.
+    Its offsets are those of its first and its last token. The outer offsets include tokens that a
+    rule around it drops, such as brackets around an expression. A tree without tokens has none.
     """
 
     data: str
@@ -61,61 +59,61 @@ class Tree:
 
 Part: TypeAlias = Token | Tree | None
 
-LAST = Token("$END", "")
-"""The word behind the last one of any text."""
+END = Token("$END", "")
+"""The token after the last one of a text."""
 
 FREE = ("COMMENT", "AT", "BAD", "BAD_NAME", "BAD_NUMBER", "BAD_STRING")
-"""Words that no rule has, and that are read all the same."""
+"""Tokens that no rule has, and that are read nevertheless."""
 
 
-class UnexpectedWord(Exception):
-    """The parser takes no word of this kind now."""
+class UnexpectedToken(Exception):
+    """The parser accepts no token of this kind in its state."""
 
 
 @dataclass(slots=True, eq=False)
 class Parser:
-    """Tables that are sound, and the expression that matches any word: its group is the kind."""
+    """Checked tables, and the expression that matches any token: its group is the kind."""
 
     tables: Tables
     pattern: re.Pattern[str]
 
-    def words(self, text: str) -> Iterator[Token]:
-        """The words of a text with their places. Raises ValueError where nothing matches."""
-        match, ignored, kept = self.pattern.match, {*self.tables.ignored}, self.tables.words
+    def tokens(self, text: str) -> Iterator[Token]:
+        """The tokens of a text with their offsets. Raises ValueError where nothing matches."""
+        match, ignored, keywords = self.pattern.match, {*self.tables.ignored}, self.tables.keywords
         at = 0
         while at < len(text):
             matched = match(text, at)
             if matched is None:
-                raise ValueError(f"no word begins at {at}")
+                raise ValueError(f"no token begins at {at}")
             kind, start, at = matched.lastgroup or "", at, matched.end()
             if kind in ignored:
                 continue
             token = str.__new__(Token, matched.group())
-            if kind in kept:
-                kind = kept[kind].get(token, kind)
+            if kind in keywords:
+                kind = keywords[kind].get(token, kind)
             token.type, token.start_pos, token.end_pos = kind, start, at
             yield token
 
 
 @dataclass(slots=True, eq=False)
 class Parse:
-    """One parse: the states on the stack, the first below all parts, and a part for each other."""
+    """One parse: the stack of states, and a part for each state but the first."""
 
     tables: Tables
     states: list[int]
     parts: list[Part] = field(default_factory=list)
 
     def feed(self, token: Token) -> None:
-        """Take the next word; after `LAST` the first part is the tree of the text.
+        """Reduce, then shift the next token. After `END` the first part is the tree of the text.
 
-        Raises UnexpectedWord; the rules that end before the word have been made trees then.
+        Raises UnexpectedToken; reductions before the token have been done then.
         """
         actions, gotos, rules = self.tables.actions, self.tables.gotos, self.tables.rules
         states, parts, kind = self.states, self.parts, token.type
         while True:
             action = actions[states[-1]].get(kind)
             if action is None:
-                raise UnexpectedWord(kind)
+                raise UnexpectedToken(kind)
             if action >= 0:
                 states.append(action)
                 parts.append(token)
@@ -129,7 +127,7 @@ class Parse:
             states.append(gotos[states[-1]][rule.name])
 
     def takes(self, kind: str) -> bool:
-        """Whether the parser would take a word of this kind now."""
+        """Whether the parser would shift a token of this kind now."""
         states = [*self.states]
         while (action := self.tables.actions[states[-1]].get(kind, 0)) < 0:
             rule = self.tables.rules[~action]
@@ -138,16 +136,16 @@ class Parse:
         return kind in self.tables.actions[states[-1]]
 
     def accepts(self) -> frozenset[str]:
-        """The kinds of words that the parser would take now."""
+        """The kinds of tokens that the parser would shift now."""
         return frozenset(kind for kind in self.choices() if self.takes(kind))
 
     def choices(self) -> Mapping[str, int]:
-        """What the parser does now, by the kind of the word; it may be that a rule ends."""
+        """The action in the present state by the kind of the next token: a shift or a reduction."""
         return self.tables.actions[self.states[-1]]
 
 
 def _made(rule: Rule, read: list[Any]) -> Part:
-    """What a rule makes of the parts that it has read."""
+    """The tree of a rule, of the parts that it reduces."""
     children = _children(rule, read)
     if rule.is_transparent and len(children) == 1:
         tree = children[0]

@@ -1,4 +1,4 @@
-"""The tables of the parser as the cache keeps them, and what is sound in them."""
+"""The tables of the parser as they are cached, and checks of cached ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = Annotated[int, Meta(ge=0)]
 
 
 class Rule(Struct, array_like=True, forbid_unknown_fields=True):
-    """A rule: what it is called on the stack, what its tree is called, and how many parts it reads.
+    """A rule: its nonterminal, the name of its tree, and how many parts it reduces.
 
     `taken` are the children of the tree, in order: 2 * i is the part i, 2 * i + 1 are the children
     of that part, and -1 is None, an optional part that was not written. The only child of a rule
@@ -27,21 +27,21 @@ class Rule(Struct, array_like=True, forbid_unknown_fields=True):
     is_transparent: bool
 
     def is_sound(self) -> bool:
-        """Whether it takes what it reads."""
+        """Whether its children are among its parts."""
         return all(number < 2 * self.size for number in self.taken)
 
 
 class Tables(Struct, forbid_unknown_fields=True):
-    """A parser: how words are read, and what it does in each of its states.
+    """A parser: its tokens, and the LALR tables of its states.
 
-    `words` are kinds by words that a kind like NAME has, by this kind. In a state `actions` has
-    what to do by the kind of the next word: the state that comes next, or ~ of the number of the
-    rule that ends; `gotos` has the state that follows what a rule has read, by its name.
+    `keywords` has, by kind such as NAME, the texts that are of another kind, and that kind.
+    `actions` has, by state and kind of the next token, the state after a shift, or ~ of the number
+    of the rule to reduce by. `gotos` has the state after a reduction, by state and nonterminal.
     """
 
     pattern: str
     ignored: list[str]
-    words: dict[str, dict[str, str]]
+    keywords: dict[str, dict[str, str]]
     spelling: dict[str, str]
     rules: list[Rule]
     actions: list[dict[str, int]]
@@ -49,9 +49,9 @@ class Tables(Struct, forbid_unknown_fields=True):
     start: State
 
     def compiled(self) -> re.Pattern[str]:
-        """The expression that matches any word.
+        """The expression that matches any token.
 
-        Raises ValueError where a name or a number of the tables is of nothing, and re.error.
+        Raises ValueError if a name or a number of the tables refers to nothing, and re.error.
         """
         pattern = re.compile(self.pattern)
         states, kinds = len(self.actions), {kind for row in self.actions for kind in row}
@@ -62,7 +62,7 @@ class Tables(Struct, forbid_unknown_fields=True):
             {rule.name for rule in self.rules} == {name for row in self.gotos for name in row},
             all(rule.is_sound() for rule in self.rules),
             pattern.groupindex.keys() - kinds - {*FREE} == {*self.ignored},
-            self.words.keys() <= pattern.groupindex.keys(),
+            self.keywords.keys() <= pattern.groupindex.keys(),
             all(self._kind(pattern, text) == kind for kind, text in self.spelling.items()),
         )
         if not all(sound) or pattern.match(""):
@@ -70,7 +70,7 @@ class Tables(Struct, forbid_unknown_fields=True):
         return pattern
 
     def _kind(self, pattern: re.Pattern[str], text: str) -> str | None:
-        """The kind of a word."""
+        """The kind of a token's text."""
         matched = pattern.fullmatch(text)
         kind = matched and matched.lastgroup
-        return self.words.get(kind, {}).get(text, kind) if kind else None
+        return self.keywords.get(kind, {}).get(text, kind) if kind else None

@@ -18,7 +18,7 @@ from meshdsl import disk_cache, grammar
 from meshdsl.cluster import this_machine as home
 from meshdsl.cluster.profile import load as profile_of
 from meshdsl.device.printer import print_program
-from meshdsl.grammar.parser import LAST, Parse
+from meshdsl.grammar.parser import END, Parse
 from meshdsl.grammar.tables import Tables
 from tests.compiling import compile_text
 from tests.poison import poisoned
@@ -66,7 +66,7 @@ def device() -> str:
 def parsed() -> str:
     parser = grammar.parser_of(SMALL)
     parse = Parse(parser.tables, [parser.tables.start])
-    for word in (*parser.words("a (b) ()"), LAST):
+    for word in (*parser.tokens("a (b) ()"), END):
         parse.feed(word)
     return f"{parse.parts[0]}"
 

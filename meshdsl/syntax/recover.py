@@ -12,7 +12,7 @@ from dataclasses import field
 
 from meshdsl.diagnostics import MAX_ERRORS, Diagnostic, Source
 from meshdsl.grammar import load
-from meshdsl.grammar.parser import LAST, Parse, Part, Token, Tree, UnexpectedWord
+from meshdsl.grammar.parser import END, Parse, Part, Token, Tree, UnexpectedToken
 from meshdsl.records import dataclass
 from meshdsl.syntax.tokens import (
     CLOSERS,
@@ -65,7 +65,7 @@ class _Recovery:
             word = self.foreign_start(at) or token
         try:
             self.parser.feed(word)
-        except UnexpectedWord:
+        except UnexpectedToken:
             other = self.foreign_word(at)
             if other is None:
                 return self.recover(at)
@@ -107,10 +107,10 @@ class _Recovery:
             self.report(len(self.tokens), self.tokens[-1])
         if any(token.type == "LBRACE" for token in self.opened):
             self.close_blocks(len(self.source.text))
-        elif not self.parser.takes(LAST.type):
+        elif not self.parser.takes(END.type):
             self.break_off()
             self.feed("_NL")
-        self.parser.feed(LAST)
+        self.parser.feed(END)
         tree = self.parser.parts[0]
         assert isinstance(tree, Tree)
         return tree

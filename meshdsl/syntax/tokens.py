@@ -79,7 +79,7 @@ def lex(source: Source) -> list[Token]:
     Never fails: unknown words come as `BAD`, `BAD_NAME`, `BAD_NUMBER` or `BAD_STRING`.
     Of a text with more than `MAX_WORDS` words, one more than these.
     """
-    words = list(itertools.islice(load().words(source.text), MAX_WORDS + 1))
+    words = list(itertools.islice(load().tokens(source.text), MAX_WORDS + 1))
     for index in range(len(words) - 1):
         if words[index] in _CONTEXTUAL and _begins_declaration(words, index):
             word = words[index]

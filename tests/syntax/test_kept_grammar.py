@@ -58,12 +58,14 @@ def test_tables_that_are_none_are_made_anew(
     grammar.load.__wrapped__()
     (path,) = (tmp_path / "grammar").iterdir()
     write("grammar", path.stem, content)
-    assert [word.type for word in grammar.load.__wrapped__().words("dim a")] == ["DIM", "NAME"]
+    assert [word.type for word in grammar.load.__wrapped__().tokens("dim a")] == ["DIM", "NAME"]
     assert len(builds) == 2
     assert json.loads(path.read_text().partition("\n")[2]) != content
 
 
-def test_trees_are_those_that_lark_makes_of_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_are_those_that_lark_makes_of_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = Path(grammar.__file__).with_name("mdsl.lark").read_text("utf-8")
     made = lark.Lark(text, parser="lalr", propagate_positions=True, maybe_placeholders=True)
     fed: list[Token] = []
