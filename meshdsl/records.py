@@ -71,11 +71,12 @@ def _is_class_wide(kind: Any) -> bool:
 
 
 def _methods(space: Namespace, frozen: bool, slots: bool, eq: bool, repr: bool) -> Namespace:
-    """Stand-ins for what the library adds to a class, less the methods that stand in it."""
+    """What the library adds to a class, less what stands in it: stand-ins for what differs."""
     wanted = ["__dataclass_fields__", "__match_args__", "__init__"]
-    wanted += ["__repr__"] if repr else []
     wanted += ["__eq__"] if eq else []
     added: Namespace = {name: _LATER[name] for name in wanted if name not in space}
+    if repr and "__repr__" not in space:
+        added["__repr__"] = _shown
     if eq and space.get("__hash__") is None:
         added["__hash__"] = _LATER["__hash__"] if frozen else None
     if frozen:
@@ -272,6 +273,7 @@ def _code(text: str) -> CodeType:
     return compile(text, "<record>", "exec")
 
 
+@reprlib.recursive_repr()
 def _shown(self: Any) -> str:
     """`__repr__`: the class with its fields."""
     shown = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
@@ -315,7 +317,6 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
     "__dataclass_fields__": _fields,
     "__match_args__": _match_args,
     "__init__": _init,
-    "__repr__": lambda cls: reprlib.recursive_repr()(_shown),
     "__eq__": _eq,
     "__hash__": _hash,
     "__setattr__": functools.partial(_refused, "__setattr__", "assign to"),
