@@ -411,7 +411,7 @@
       mine.found = reply.body.sentence;
       tellFound(reply.body, text.value);
       if (!reply.body.more) return endSearch(`${reply.body.sentence} ${reply.body.note}`);
-      if (performance.now() - mine.since > SEARCHED) return endSearch(`${reply.body.sentence} ${reply.body.note} It was stopped after ten seconds: \`meshdsl search\` has no limit of time.`);
+      if (performance.now() - mine.since > SEARCHED) return endSearch(`${reply.body.sentence} ${reply.body.note} It was stopped after ten seconds: \`meshdsl search\` has no time limit.`);
     }
   };
   const tellFound = ({ sentence, head, layouts }, of) => {

@@ -322,13 +322,13 @@ def _in_place_of(schedule: ScheduleTable, device: int, index: int) -> Iterator[W
 
 
 def _places(schedule: ScheduleTable, where: Where) -> dict[Action, Place]:
-    """The place of every action. Refuses one that stands there twice."""
+    """The place of every action. Refuses one that occurs twice."""
     places: dict[Action, Place] = {}
     for device, row in enumerate(schedule.rows):
         for index, action in enumerate(row):
             if action in places:
                 rows = sorted({places[action][0], device})
-                message = f"{action} is there twice, on device {' and '.join(map(str, rows))}"
+                message = f"{action} occurs twice, on device {' and '.join(map(str, rows))}"
                 ways = [
                     (f"remove the {which} one", {d: _without(schedule.rows[d], at)})
                     for which, (d, at) in (("second", (device, index)), ("first", places[action]))
