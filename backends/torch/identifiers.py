@@ -112,7 +112,7 @@ class Variables:
         self.names = Identifiers(taken)
         self._reads = _LastReads(program)
         in_program = tuple(loops(program.body, DeviceLoop))
-        again = frozenset(_taken_again(in_program) if in_program else ())
+        again = frozenset(_repeated_names(in_program) if in_program else ())
         until = self._reads.until
         last = {v.name: until.get(v, 0) for v in again}
         # Those that are still to be taken again, and by name the last read of any variable.
@@ -322,10 +322,11 @@ def _reduced_to(program: DeviceProgram, in_turn: Mapping[str, tuple[Var, ...]]) 
     return words
 
 
-def _taken_again(in_program: Iterable[DeviceLoop]) -> Iterator[Var]:
-    """The variables of loops that have the name of an earlier loop's: see `device/saved_names.py`.
+def _repeated_names(in_program: Iterable[DeviceLoop]) -> Iterator[Var]:
+    """The variables of loops that have the name of a variable of an earlier loop.
 
-    A loop takes them of the list where that one was put, or gathers the same slices again.
+    They are read from the list in which the earlier loop saved it, or gathered again
+    (`device/saved_names.py`).
     """
     names: dict[Var, str] = {}
     gathered: set[str] = set()

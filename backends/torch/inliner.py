@@ -144,19 +144,19 @@ def defined() -> frozenset[str]:
 
     A report asks for them too, which needs nothing else of the library: it is not parsed for that.
     """
-    return frozenset(_homes())
+    return frozenset(_defining_modules())
 
 
 @functools.cache
-def _homes() -> dict[str, tuple[str, str]]:
+def _defining_modules() -> dict[str, tuple[str, str]]:
     """The module that defines each name, and its text."""
-    homes: dict[str, tuple[str, str]] = {}
+    modules: dict[str, tuple[str, str]] = {}
     for module in _texts():
         new = ["".join(pair) for pair in _DEFINITION.findall(module[1])]
-        twice = homes.keys() & new
+        twice = modules.keys() & new
         assert not twice, f"{module[0]} defines {', '.join(sorted(twice))} again"
-        homes |= dict.fromkeys(new, module)
-    return homes
+        modules |= dict.fromkeys(new, module)
+    return modules
 
 
 @functools.cache
@@ -177,12 +177,12 @@ def bound_names(text: str) -> Iterator[str]:
 class SupportDefinitions(dict[str, Definition]):
     """Definitions of the support library by name.
 
-    A module is parsed when a definition of it is first asked for: programs need a few of them, and
-    to parse all takes longer than to compile a small program.
+    A module is parsed at the first access to one of its definitions. Programs need few modules, and
+    parsing all takes longer than compiling a small program.
     """
 
     def __missing__(self, name: str) -> Definition:
-        module, text = _homes()[name]
+        module, text = _defining_modules()[name]
         slimmed = slim(text)
         definitions = _definitions(module, slimmed, ast.parse(slimmed), defined())
         self.update((definition.name, definition) for definition in definitions)

@@ -89,10 +89,7 @@ class OperatorText:
         self._has_memory(node)
 
     def _in_place(self, node: Compute, over: Var, text: str) -> None:
-        """Write what changes a variable: behind what makes it, where that is written right above.
-
-        Both are on one line then, and their source is.
-        """
+        """Write an in-place operator: chained to the assignment right above, if both fit a line."""
         last, name = self.state.last, self.state.identifier(over)
         is_last = last is not None and last.var is over and last.end == len(self.out.lines)
         chained = chain(name, last.text, text) if last is not None and is_last else None
@@ -207,9 +204,9 @@ class OperatorText:
         self.state.variables.forget(last.var)
 
     def _fill(self, node: Compute) -> None:
-        """Write an operator that writes its result to its slice of a stack.
+        """Write an operator whose result is written to its slice of a stack.
 
-        That has a name where something else reads it, too.
+        The slice is given a name if other operators read it, too.
         """
         call, fills, target = self._call(node), lookup(node.name).fills, node.outs[0]
         assert fills is not None, f"{node.name} has no text that fills"
@@ -541,9 +538,9 @@ class OperatorText:
 
 
 def chain(name: str, made: str, text: str) -> str | None:
-    """The expression of `name = made` and then `text`, in place of `name`; None where it is none.
+    """One expression for `name = made` followed by `text`; None if there is none.
 
-    `text` is a method of the variable, or one call with nothing else, such as `torch.tanh_(x)`.
+    `text` calls a method of the variable, or a function of it alone, such as `torch.tanh_(x)`.
     """
     if len(re.findall(rf"\b{re.escape(name)}\b", text)) > 1:
         return None

@@ -252,9 +252,9 @@ class StatementWriter(NotationWriter):
         """Write the statements of an iteration."""
         # Values from outside are needed again in the next iteration: not to be overwritten inside.
         outside = self.state.fresh
-        self.state.fresh = set(self._own(node, outside))
+        self.state.fresh = set(self._fresh_inside(node, outside))
         at = f"[{self.state.variables.word(node.index)}]"
-        there = (c for c in node.collected if c.made_there)
+        there = (c for c in node.collected if c.into_slice)
         self.state.places.update((c.inside, PrefetchedSlice(c.outer, at)) for c in there)
         self.loops.append(node)
         super().body(node)
@@ -274,10 +274,11 @@ class StatementWriter(NotationWriter):
         for var in node.makes:
             self.state.variables.assign(var)
 
-    def _own(self, node: DeviceLoop, outside: set[Var]) -> Iterator[Var]:
-        """The carried variables in memory of their own: each iteration makes the next ones anew.
+    def _fresh_inside(self, node: DeviceLoop, outside: set[Var]) -> Iterator[Var]:
+        """The variables of an iteration that own their storage, so that operators may overwrite it.
 
-        So are slices of a stack that only this loop reads.
+        These are slices of a stack that only this loop reads, and carried variables whose next
+        value has storage of its own.
         """
         for item in node.stacked:
             is_list = item.outer in self.program.lists or isinstance(item, StageRows)
@@ -384,7 +385,7 @@ class StatementWriter(NotationWriter):
 
     def filled(self, made: DeviceCollected, node: DeviceLoop) -> None:
         """Write the collected slice, unless it is written over its place already, or comes late."""
-        if made.stack is not None or made.made_there or made.inside not in node.ends:
+        if made.stack is not None or made.into_slice or made.inside not in node.ends:
             return
         record = self.records.get(made.outer, (made.outer,))
         if record[0] is not made.outer:
@@ -404,10 +405,10 @@ class StatementWriter(NotationWriter):
 
 
 def _sliced(program: DeviceProgram) -> dict[Var, str]:
-    """The parameters that are loaded as tuples of slices along a dim, that of a loop, with this.
+    """The parameters that are loaded as tuples of slices along the dim of a loop, and that dim.
 
-    The program keeps states between its calls, and so is called again and again, but trains
-    nothing. Nothing reads them but as slices of loops over that dim, which may be written over.
+    The program has states, so it is called many times, but it does not train. Only loops over that
+    dim read these parameters, as slices, which may be overwritten.
     """
     read: Counter[Var] = Counter()
     dims: defaultdict[Var, set[str]] = defaultdict(set)

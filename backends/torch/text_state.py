@@ -50,7 +50,7 @@ class TextState:
     fresh:      variables whose memory no other one shares.
     views:      variables that may be views of another, perhaps with elements that share a location.
     prefetched: slices that are not written by name.
-    places:     by slice of a stack that its operator writes there, its stack and where it is there.
+    places:     by variable that is written directly to a slice of a stack, the stack and index.
     totals:     the identifiers of the sums that passes add to: they belong to the function around.
     last:       the last assignment, where a renaming may still take it back.
     renamed:    variables whose assignment was taken back so.

@@ -36,9 +36,9 @@ from meshdsl.ops.opdef import lookup
 def shared(program: DeviceProgram) -> Mapping[Var, Var]:
     """The representative of each variable among all that may show the same memory.
 
-    Views, slices, carries, slices that are listed or made in their stack, values filled up with
-    zeros on some devices only, and results of operators that overwrite. A variable that is missing
-    has memory of its own.
+    Views, slices, carries, slices that are listed or written directly to their stack, values filled
+    up with zeros on some devices only, and results of operators that overwrite. A variable that is
+    missing has memory of its own.
     """
     roots: dict[Var, Var] = {}
     for node in every(program.body):
@@ -70,7 +70,7 @@ def _pairs(node: Node) -> Iterator[tuple[Var, Var]]:
             for carry in node.carries:
                 yield from ((carry.init, other) for other in (carry.inside, carry.next))
                 yield carry.init, carry.result
-            shown = (c for c in node.collected if c.is_list or c.made_there)
+            shown = (c for c in node.collected if c.is_list or c.into_slice)
             yield from ((c.inside, c.outer) for c in shown)
             yield from ((c.stack, c.outer) for c in node.collected if c.stack is not None)
 

@@ -1,6 +1,6 @@
-"""Stacks that loops fill: an operator writes its result to its slice of the stack, with no copy.
+"""Operators of loops that write their results directly to a slice of a stack, without a copy.
 
-A loop over layers makes a gradient of each, and collects them in one tensor.
+For example, a loop over layers computes a gradient of each, and collects them in one tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshdsl.ops.opdef import lookup
 
 
 def filled_stacks(program: DeviceProgram) -> DeviceProgram:
-    """The program with results that are made in the stack that collects them, where one can be.
+    """The program with `into_slice` for each collected result whose operator can write there.
 
     Nothing that an iteration hands on shows such a result: behind the loop, what is written over
     the stack would change it.
@@ -53,14 +53,14 @@ class _FilledStacks(Visitor):
             return loop
         makers = {var: node for node in loop.body for var in node.makes}
 
-        def is_made_there(item: DeviceCollected) -> bool:
+        def goes_into_slice(item: DeviceCollected) -> bool:
             if item.is_list or item.stack is not None:
                 return False
             maker = makers.get(item.inside)
             fills = isinstance(maker, Compute) and _fills(maker)
             return fills and not self._is_handed_on(item.inside, loop)
 
-        each = (replace(c, made_there=True) if is_made_there(c) else c for c in loop.collected)
+        each = (replace(c, into_slice=True) if goes_into_slice(c) else c for c in loop.collected)
         return replace(loop, collected=tuple(each))
 
     def _is_handed_on(self, var: Var, loop: DeviceLoop) -> bool:
@@ -74,7 +74,7 @@ class _FilledStacks(Visitor):
 
 
 def _fills(node: Compute) -> bool:
-    """Whether an operator can write its result, which is one, to memory that is there."""
+    """Whether an operator has one result, and can write it to existing memory."""
     record = lookup(node.name)
     if record.fills is None or len(node.outs) > 1 or node.onto is not None or node.into is not None:
         return False

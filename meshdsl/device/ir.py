@@ -331,19 +331,19 @@ class DeviceCollected(ir.Collected[Var]):
     """All iterations' `inside`. One that only loops read is a list, which need not be copied.
 
     Where each is written over its slice of an existing stack, that is `stack`: then `outer` has
-    its memory and its name, and nothing is left to be collected. One that is `made_there` is no
-    copy: its operator writes it to its slice of the new stack.
+    its memory and its name, and nothing is left to be collected. With `into_slice` nothing is
+    copied: the operator of `inside` writes its result to its slice of the new stack.
     """
 
     is_list: bool = False
     stack: Var | None = None
-    made_there: bool = False
+    into_slice: bool = False
 
     def on(self, of: Callable[[Var], Any]) -> Any:
         """The collection among the variables that `of` gives for its own."""
         stack = self.stack and of(self.stack)
         inside, outer = of(self.inside), of(self.outer)
-        return DeviceCollected(inside, outer, self.is_list, stack, self.made_there)
+        return DeviceCollected(inside, outer, self.is_list, stack, self.into_slice)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -687,7 +687,7 @@ class MemoryReuse:
         self.views: set[Var] = set()
         self.numbers = {v for n in every(program.body) if is_constant(n) for v in n.makes}
         # What operators of loops write to their slices of stacks.
-        self.made_there: set[Var] = set()
+        self.into_slice: set[Var] = set()
 
     def found(self) -> Iterator[tuple[Var, Var]]:
         """Pairs of a result and the operand."""
@@ -704,7 +704,7 @@ class MemoryReuse:
                     yield from (p for m in node.collective.moves for p in self._move(m))
                 case DeviceLoop():
                     outside, self.fresh = self.fresh, set(self._own_slices(node))
-                    self.made_there.update(c.inside for c in node.collected if c.made_there)
+                    self.into_slice.update(c.inside for c in node.collected if c.into_slice)
                     yield from self._block(node.body)
                     stacks = {c.outer for c in node.collected if not c.is_list}
                     self.fresh = outside | stacks | sums(node)
@@ -713,7 +713,7 @@ class MemoryReuse:
                 self.fresh.update(m.target for m in moves if m.step.moves)
 
     def _compute(self, node: Compute) -> Iterator[tuple[Var, Var]]:
-        if is_constant(node) or not self.made_there.isdisjoint(node.outs):
+        if is_constant(node) or not self.into_slice.isdisjoint(node.outs):
             return
         if node.onto is not None:
             self.fresh.update(node.outs if node.ins[node.onto] in self.fresh else ())

@@ -127,7 +127,7 @@ class _DevicePrinter(Printer[Var]):
     def collect(self, node: DeviceLoop, made: DeviceCollected) -> str:
         how = " as list" if made.is_list else ""
         how = how if made.stack is None else f" onto {made.stack.name}"
-        how = " as made there" if made.made_there else how
+        how = " into slice" if made.into_slice else how
         return f"{super().collect(node, made)}{how}"
 
     def leaf(self, node: Move | Bucket | Start | Wait) -> Iterator[str]:

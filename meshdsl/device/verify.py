@@ -209,10 +209,10 @@ class _DeviceVerifier(Verifier[Var]):
         self.works, self.passing = under_way, self.passing and not isinstance(node, Pipeline)
         self.need(node.ends, node.index)
         makers = {var: maker for maker in node.body for var in maker.makes}
-        for item in (c for c in node.collected if c.made_there):
+        for item in (c for c in node.collected if c.into_slice):
             maker = makers.get(item.inside)
             fills = isinstance(maker, Compute) and lookup(maker.name).fills is not None
-            assert fills, f"{item.inside.name} is not made in its stack"
+            assert fills, f"{item.inside.name} cannot be written to its slice"
         # What only an iteration has is known no more: a later loop may have a variable of its name.
         stay = {v.name for v in (*outside, *(c.result for c in node.carries))}
         self.names -= {v.name for v in self.known} - stay

@@ -232,9 +232,9 @@ class _DeviceParser(ir.Parser[Var]):
         is_list = scan.accept("as", "list")
         if is_list:
             self.lists.add(plain.outer)
-        made_there = not is_list and scan.accept("as", "made", "there")
+        into_slice = not is_list and scan.accept("into", "slice")
         stack = inside[scan.next()] if scan.accept("onto") else None
-        return DeviceCollected(plain.inside, plain.outer, is_list, stack, made_there)
+        return DeviceCollected(plain.inside, plain.outer, is_list, stack, into_slice)
 
     def block(self, lines: list[IRLine]) -> tuple[Node, ...]:
         """The nodes of a loop; those of a pipeline are below the lines of their parts."""
