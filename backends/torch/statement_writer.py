@@ -24,7 +24,6 @@ from meshdsl.device.ir import (
     Move,
     Node,
     Pipeline,
-    StageRows,
     Start,
     Var,
     Wait,
@@ -46,6 +45,7 @@ from meshdsl.device.liveness import (
     used_up,
     uses,
 )
+from meshdsl.device.memory import own_slices
 from meshdsl.ir.program import Carry, Stacked, every
 
 WritePipeline = Callable[["StatementWriter", Pipeline], None]
@@ -251,8 +251,9 @@ class StatementWriter(NotationWriter):
     def body(self, node: DeviceLoop) -> None:
         """Write the statements of an iteration."""
         # Values from outside are needed again in the next iteration: not to be overwritten inside.
-        outside = self.state.fresh
-        self.state.fresh = set(self._fresh_inside(node, outside))
+        state, outside = self.state, self.state.fresh
+        slices = own_slices(node, self.program, state.may_overwrite, state.views)
+        state.fresh = {*slices, *self._fresh_carries(node, outside)}
         at = f"[{self.state.variables.word(node.index)}]"
         there = (c for c in node.collected if c.into_slice)
         self.state.places.update((c.inside, PrefetchedSlice(c.outer, at)) for c in there)
@@ -274,17 +275,8 @@ class StatementWriter(NotationWriter):
         for var in node.makes:
             self.state.variables.assign(var)
 
-    def _fresh_inside(self, node: DeviceLoop, outside: set[Var]) -> Iterator[Var]:
-        """The variables of an iteration that own their storage, so that operators may overwrite it.
-
-        These are slices of a stack that only this loop reads, and carried variables whose next
-        value has storage of its own.
-        """
-        for item in node.stacked:
-            is_list = item.outer in self.program.lists or isinstance(item, StageRows)
-            alone = item.outer in outside - self.state.views and self.state.uses[item.outer] == 1
-            if alone and not is_list:
-                yield item.inside
+    def _fresh_carries(self, node: DeviceLoop, outside: set[Var]) -> Iterator[Var]:
+        """The carried variables whose next values have storage of their own."""
         makers = {var: maker for maker in node.body for var in maker.makes}
         for carry in node.carries:
             begun = carry.init in outside - self.state.views

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from pygments.lexers.shell import BashSessionLexer
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
@@ -45,7 +46,13 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = contents.listed(app.env, page, contents.to_pages(app.env, page, text))
 
 
-def _follow(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+def _follow(
+    app: Sphinx,
+    page: str,
+    template: str,
+    context: dict[str, Any],
+    tree: nodes.document | None,
+) -> None:
     """Give a page the scripts that it needs.
 
     An index of entries leads from the places that were in it to the entries. Programs are edited
@@ -53,7 +60,7 @@ def _follow(app: Sphinx, page: str, template: str, context: dict[str, Any], tree
     """
     if page in entries.FOLDERS or page in sections.LONG:
         app.add_js_file("entries.js", loading_method="defer")
-    if f'class="{in_browser.CLASS}' in (context.get("body") or ""):
+    if tree is not None and in_browser.is_linked(tree):
         app.add_js_file("edit_here.js", loading_method="defer")
 
 

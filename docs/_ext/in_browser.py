@@ -33,6 +33,11 @@ def linked(app: Sphinx, tree: nodes.document) -> None:
             place.parent.insert(place.parent.index(place) + 1, below)
 
 
+def is_linked(tree: nodes.document) -> bool:
+    """Whether a page has a program with such a link."""
+    return any(CLASS in below["classes"] for below in tree.findall(nodes.paragraph))
+
+
 def text_of(block: nodes.literal_block) -> str:
     """The text in the language that a block, or a cell of a notebook, has; empty without one."""
     text = str(block.astext())

@@ -194,9 +194,9 @@ for row_axes in choices:
 
 # %% [markdown]
 # So a layout is about speed and memory, never about the result. That is why programs and layouts
-# are kept apart here, and why you can try a layout without fear. (The numbers here are small and
-# whole, so that they are equal to the bit. In general devices may add up a sum in another order,
-# and the last digits are rounded differently.)
+# are kept apart here, and why you can try a layout without fear. (The numbers here are small
+# integers, so the results are bit-identical. In general devices may add a sum in another order, and
+# the last digits differ.)
 
 # %% [markdown]
 # ## The same in a file
@@ -317,7 +317,7 @@ assert ratio == 16
 # %% [markdown]
 # ## Exercise 4: keep a promise
 #
-# Here is the rest of a file. Its `expect` says where the tensors should lie.
+# Here is the rest of a file. Its `expect` says how the tensors should be placed.
 
 # %%
 PROMISE = """
@@ -337,8 +337,8 @@ expect mine on square {
 """
 
 # %% [markdown]
-# The layout below stands before it, and does not keep what the file expects. Change the layout
-# until the check is content.
+# The layout below comes before it. With it the check fails. Change the layout until the check
+# passes.
 #
 # <details><summary>A hint</summary>
 # Read the message of the check: it says where <code>x</code> is and where it should be.

@@ -76,8 +76,9 @@ data.compare(tensor, fully_sharded)
 #   fetches the rest when it is needed. `params:`, `grads:` and `state:` narrow a rule to where
 #   parameters, gradients and the optimizer's numbers are stored.
 #
-# Which block of `w1` does device 0 store? Under data parallelism all of it. Tensor parallelism cuts
-# it by columns, for good. Fully sharded parallelism cuts it here by rows, for storage only:
+# Which block of `w1` does device 0 store? Under data parallelism all of it. Tensor parallelism
+# splits it by columns, for storage and computing. Fully sharded parallelism splits it here by rows,
+# for storage only:
 
 # %%
 mlp.compile(four, tensor).tensor("w1")
@@ -137,10 +138,10 @@ Plot("Four devices", curves, x="batch", y="KiB a device sends", log="xy")
 
 # %% [markdown]
 # Small batches favour tensor parallelism, large ones data parallelism. Exercise 2 asks where they
-# cross. Fully sharded parallelism sends as much as data parallelism here (one curve lies on the
-# other): the all_reduce of a gradient becomes a reduce_scatter, and its other half is an all_gather
-# of the weight. In a deeper network the weight is fetched once more for the backward pass, as
-# ZeRO's table below shows.
+# cross. Fully sharded parallelism sends as much as data parallelism here (the curves coincide): the
+# all_reduce of a gradient becomes a reduce_scatter, and its other half is an all_gather of the
+# weight. In a deeper network the weight is fetched once more for the backward pass, as ZeRO's table
+# below shows.
 #
 # ## Two layers, one formula
 #

@@ -133,8 +133,8 @@ Plot("activations stored, by device", stored, x="device", y="micro-batches")
 # %% [markdown]
 # ## In a layout
 #
-# A program knows nothing of stages. Here are eight layers. The layout gives each device two of
-# them, cuts the batch into eight micro-batches, and names a schedule:
+# A program does not mention stages. Here are eight layers. The layout gives each device two of
+# them, divides the batch into eight micro-batches, and names a schedule:
 
 # %%
 batch, io, hidden, layers = md.dims(batch=32, io=8, hidden=16, layers=8)

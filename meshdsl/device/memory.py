@@ -8,7 +8,7 @@ memory of an operator while it runs (`OpDef.scratch`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -703,7 +703,8 @@ class MemoryReuse:
                 case Start():
                     yield from (p for m in node.collective.moves for p in self._move(m))
                 case DeviceLoop():
-                    outside, self.fresh = self.fresh, set(self._own_slices(node))
+                    slices = own_slices(node, self.program, self._is_own, self.views)
+                    outside, self.fresh = self.fresh, {*slices}
                     self.into_slice.update(c.inside for c in node.collected if c.into_slice)
                     yield from self._block(node.body)
                     stacks = {c.outer for c in node.collected if not c.is_list}
@@ -744,12 +745,21 @@ class MemoryReuse:
         if kind == "zero_fill" and op in ("max", "min"):
             yield node.target, node.source
 
-    def _own_slices(self, node: DeviceLoop) -> Iterator[Var]:
-        """The slices of a stack with memory of its own that only this loop reads, each once."""
-        for item in () if isinstance(node, Pipeline) else node.stacked:
-            is_list = item.outer in self.program.lists or isinstance(item, StageRows)
-            if not is_list and item.outer not in self.views and self._is_own(item.outer):
-                yield item.inside
-
     def _is_own(self, var: Var) -> bool:
         return var in self.fresh and self.uses[var] == 1
+
+
+def own_slices(
+    node: DeviceLoop,
+    program: DeviceProgram,
+    is_own: Callable[[Var], bool],
+    views: Collection[Var],
+) -> Iterator[Var]:
+    """The slices that a loop may write over: of stacks that only it reads, in their own memory.
+
+    `is_own` says which variables are read once and share no memory; `views` may show some twice.
+    """
+    for item in () if isinstance(node, Pipeline) else node.stacked:
+        is_stack = not isinstance(item, StageRows) and item.outer not in program.lists
+        if is_stack and item.outer not in views and is_own(item.outer):
+            yield item.inside

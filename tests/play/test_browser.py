@@ -20,6 +20,7 @@ from typing import Any
 import highspy
 import pytest
 from docutils import nodes
+from docutils.utils import new_document
 
 import docs._ext as extension
 from docs._ext.in_browser import CLASS, only_sbp, program_of, text_of
@@ -468,8 +469,11 @@ def _is_on(browser: Any, ground: str) -> bool:
 def test_pages_with_a_program_alone_have_the_script_of_its_button() -> None:
     added: list[str] = []
     app: Any = types.SimpleNamespace(add_js_file=lambda name, **_: added.append(name))
-    for body in ("<p>text</p>", f'<p class="{CLASS}">text</p>'):
-        extension._follow(app, "page", "page.html", {"body": body}, None)
+    for classes in ([], [CLASS]):
+        tree = new_document("page")
+        tree += nodes.paragraph("", "text", classes=classes)
+        extension._follow(app, "page", "page.html", {}, tree)
+    extension._follow(app, "search", "search.html", {}, None)
     assert added == ["edit_here.js"]
 
 
