@@ -62,6 +62,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from meshdsl.ir import program as ir
+from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.ir import NamedOp, Value
 from meshdsl.placed.ilp_candidates import PlanProblem, PlanSpace, RouteKey, Splits
@@ -159,6 +160,7 @@ class Model:
         self.space, self.request, self.price = space, space.request, space.price
         self.lp = ZeroOne(MOST_COEFFICIENTS)
         self.costs: dict[Value, dict[Pair, float]] = {}
+        self.costs_alike: dict[tuple[TensorType, int], dict[Pair, float]] = {}
         self.picks: dict[NamedOp, list[Terms]] = {}
         self.settled: dict[Value, dict[Placement, Terms]] = {}
         self.kept: dict[Value, dict[Placement, Terms]] = {}
@@ -284,13 +286,18 @@ class Model:
         for p in targets:
             pairs = [*((y, p) for y in yields), *((p, n) for n in needs)]
             costs[p] = tuple(self._cost(value, *pair) for pair in pairs)
-        undominated: list[Placement] = []
-        for p in targets:
-            others = [q for q in targets if q != p and (q in undominated or costs[q] != costs[p])]
-            better = (all(a <= b for a, b in zip(costs[q], costs[p], strict=True)) for q in others)
-            if not any(better):
-                undominated.append(p)
-        return undominated
+        # Of targets that cost the same everywhere, the first stands for all.
+        first: dict[tuple[float, ...], Placement] = {}
+        for p, cost in costs.items():
+            first.setdefault(cost, p)
+        return [
+            p
+            for cost, p in first.items()
+            if not any(
+                other is not cost and all(a <= b for a, b in zip(other, cost, strict=True))
+                for other in first
+            )
+        ]
 
     def _move(self, value: Value, yields: dict[Placement, Terms], targets: list[Placement]) -> None:
         """An edge from each yielded placement to each settled one; exactly one is taken."""
@@ -312,11 +319,19 @@ class Model:
         self.settled[value] = {p: total(edges) for p, edges in into.items() if edges}
 
     def _cost(self, value: Value, source: Placement, target: Placement) -> float:
-        """The cost of a reshard of a value in all iterations, with its weight among ties."""
-        costs = self.costs.setdefault(value, {})
-        if (source, target) not in costs:
-            costs[source, target] = self._priced(value, source, target)
-        return costs[source, target]
+        """The cost of a reshard of a value in all iterations, with its weight among ties.
+
+        Values of one type that are made equally often share their costs.
+        """
+        costs = self.costs.get(value)
+        if costs is None:
+            alike = value.type, self.space.trips[value]
+            costs = self.costs[value] = self.costs_alike.setdefault(alike, {})
+        pair = source, target
+        cost = costs.get(pair)
+        if cost is None:
+            cost = costs[pair] = self._priced(value, source, target)
+        return cost
 
     def _priced(self, value: Value, source: Placement, target: Placement) -> float:
         cheapest_route = self.space.route(value, source, target)
