@@ -12,6 +12,8 @@ from meshdsl.pipeline import Options
 from meshdsl.report.checks import check_source
 
 COLUMNS = 80
+WRONG = "wrong"
+"""The class of a program that has an error."""
 
 
 def index() -> str:
@@ -44,8 +46,10 @@ def _page(record: DiagnosticCode) -> Iterator[str]:
     yield record.meaning
     if record.wrong:
         yield "A program that is wrong in this way, and what `meshdsl check` prints:"
-        yield fenced("{code-block} mdsl\n:force:\n", record.wrong)
-        yield fenced("text", printed(record.wrong))
+        shown, is_wrong = printed(record.wrong)
+        classes = f":class: {WRONG}\n" if is_wrong else ""
+        yield fenced(f"{{code-block}} mdsl\n:force:\n{classes}", record.wrong)
+        yield fenced("text", shown)
     yield f"**The way out:** {record.way_out}"
     numbers = [other.code for other in _of_section(prefix)]
     at = numbers.index(record.code)
@@ -53,8 +57,9 @@ def _page(record: DiagnosticCode) -> Iterator[str]:
     yield f"Next to it: {', '.join(beside)}. In a terminal: `meshdsl explain {record.code}`."
 
 
-def printed(wrong: str) -> str:
-    """What `meshdsl check` prints of a text."""
+def printed(wrong: str) -> tuple[str, bool]:
+    """What `meshdsl check` prints of a text, and whether one of it is an error."""
     diagnostics = Diagnostics()
     check_source(Source("wrong.mdsl", wrong), Options(), diagnostics)
-    return "\n".join(render(d, COLUMNS).plain for d in diagnostics)
+    shown = "\n".join(render(d, COLUMNS).plain for d in diagnostics)
+    return shown, any(d.severity == "error" for d in diagnostics)

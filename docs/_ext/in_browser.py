@@ -5,6 +5,7 @@ from __future__ import annotations
 from docutils import nodes
 from sphinx.application import Sphinx
 
+from docs._ext.codes import WRONG
 from docs.browser.build import missing
 from meshdsl.analysis import analyse
 from meshdsl.diagnostics import Source
@@ -39,8 +40,13 @@ def is_linked(tree: nodes.document) -> bool:
 
 
 def text_of(block: nodes.literal_block) -> str:
-    """The text in the language that a block, or a cell of a notebook, has; empty without one."""
+    """The text in the language that a block, or a cell of a notebook, has.
+
+    Empty without one, or if it is known to have an error: to find that out again takes time.
+    """
     text = str(block.astext())
+    if WRONG in block["classes"]:
+        return ""
     if block.get("language") == "mdsl":
         return text
     magic, _, cell = text.partition("\n")

@@ -36,8 +36,9 @@ import gc
 gc.set_threshold(500_000)
 import json
 from pathlib import Path
-from docs._ext import contents
+from docs._ext import contents, entries
 from sphinx.cmd.build import main
+from sphinx.search.en import SearchEnglish
 
 *arguments, kept = sys.argv[1:]
 texts, to_pages = {}, contents.to_pages
@@ -46,12 +47,28 @@ def keep(env, page, text):
     texts[page] = text
     return to_pages(env, page, text)
 
+class EveryFolder(dict):
+    def __contains__(self, folder):
+        return True
+
+def share(shared, app, page, template, context, tree):
+    known = entries.FOLDERS
+    entries.FOLDERS = EveryFolder(known)
+    share_sidebar(shared, app, page, template, context, tree)
+    entries.FOLDERS = known
+
 contents.to_pages = keep
+share_sidebar, entries.share_sidebar = entries.share_sidebar, share
+SearchEnglish.stem = lambda self, word: word
 code = main(arguments)
 Path(kept).write_text(json.dumps(texts), "utf-8")
 sys.exit(code)
 """
-"""Builds the site, and keeps the Markdown of each page: the parts that are made take seconds."""
+"""Builds the site, and keeps the Markdown of each page: the parts that are made take seconds.
+
+Two things of Sphinx that no test reads take a third of the time, and are left out. All pages of a
+folder have the sidebar of its first, without a mark at their own. Words of the index are whole.
+"""
 
 TEXTS = "texts.json"
 
@@ -108,18 +125,19 @@ class Page(HTMLParser):
 
 
 _SIDEBAR = re.compile(r'<aside class="sidebar-drawer">.*?</aside>', re.DOTALL)
-GENERATED = ("docs/operators", "docs/codes")
+_SIDEBARS: set[tuple[Path, str]] = set()
+"""Those that were read, by folder: their links are relative."""
 
 
 @cache
 def read(path: Path) -> Page:
-    """A page. The sidebar of all pages of a generated folder is the same, and is not read again."""
+    """A page. A sidebar that another page of its folder has as well is not read again."""
     text = path.read_text(encoding="utf-8")
-    if path.parent.as_posix().endswith(GENERATED) and path.name not in (
-        "softmax.html",
-        "MD0301.html",
-    ):
-        text = _SIDEBAR.sub("", text)
+    sidebar = _SIDEBAR.search(text)
+    if sidebar:
+        if (path.parent, sidebar[0]) in _SIDEBARS:
+            text = text.replace(sidebar[0], "")
+        _SIDEBARS.add((path.parent, sidebar[0]))
     page = Page()
     page.feed(text)
     return page
