@@ -15,6 +15,7 @@ from meshdsl import cli
 from meshdsl.search import speculative
 from meshdsl.syntax import parse
 from tests.garbage import SELDOM, look_seldom
+from tests.once import made_once
 from tests.ranks import Forks
 
 # Read when torch is first imported: the suite already runs one process per core.
@@ -62,8 +63,8 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _plans(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Plans are kept, and found again, by the tests of this process only."""
-    os.environ["MESHDSL_CACHE"] = str(tmp_path_factory.mktemp("plans"))
+    """Plans are kept, and found again, by the tests of this run only: by all its workers."""
+    os.environ["MESHDSL_CACHE"] = str(made_once(tmp_path_factory, "plans", lambda folder: None))
 
 
 @pytest.fixture(autouse=True, scope="session")
