@@ -36,9 +36,8 @@ import gc
 gc.set_threshold(500_000)
 import json
 from pathlib import Path
-from docs._ext import contents, entries
+from docs._ext import contents
 from sphinx.cmd.build import main
-from sphinx.search.en import SearchEnglish
 
 *arguments, kept = sys.argv[1:]
 texts, to_pages = {}, contents.to_pages
@@ -47,28 +46,12 @@ def keep(env, page, text):
     texts[page] = text
     return to_pages(env, page, text)
 
-class EveryFolder(dict):
-    def __contains__(self, folder):
-        return True
-
-def share(shared, app, page, template, context, tree):
-    known = entries.FOLDERS
-    entries.FOLDERS = EveryFolder(known)
-    share_sidebar(shared, app, page, template, context, tree)
-    entries.FOLDERS = known
-
 contents.to_pages = keep
-share_sidebar, entries.share_sidebar = entries.share_sidebar, share
-SearchEnglish.stem = lambda self, word: word
 code = main(arguments)
 Path(kept).write_text(json.dumps(texts), "utf-8")
 sys.exit(code)
 """
-"""Builds the site, and keeps the Markdown of each page: the parts that are made take seconds.
-
-Two things of Sphinx that no test reads take a third of the time, and are left out. All pages of a
-folder have the sidebar of its first, without a mark at their own. Words of the index are whole.
-"""
+"""Builds the site, and keeps the Markdown of each page: the parts that are made take seconds."""
 
 TEXTS = "texts.json"
 
@@ -126,12 +109,12 @@ class Page(HTMLParser):
 
 _SIDEBAR = re.compile(r'<aside class="sidebar-drawer">.*?</aside>', re.DOTALL)
 _SIDEBARS: set[tuple[Path, str]] = set()
-"""Those that were read, by folder: their links are relative."""
+"""The sidebars that were read, with their folders: their links are relative."""
 
 
 @cache
 def read(path: Path) -> Page:
-    """A page. A sidebar that another page of its folder has as well is not read again."""
+    """A page. A sidebar that another page of its folder has, too, is read once."""
     text = path.read_text(encoding="utf-8")
     sidebar = _SIDEBAR.search(text)
     if sidebar:
