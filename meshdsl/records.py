@@ -71,7 +71,10 @@ def _is_class_wide(kind: Any) -> bool:
 
 
 def _methods(space: Namespace, frozen: bool, slots: bool, eq: bool, repr: bool) -> Namespace:
-    """What the library adds to a class, less what stands in it: stand-ins for what differs."""
+    """The methods that `dataclasses` would add to a class, without those that it defines.
+
+    Those that depend on its fields are stand-ins, which are replaced when they are first used.
+    """
     wanted = ["__dataclass_fields__", "__match_args__", "__init__"]
     wanted += ["__eq__"] if eq else []
     added: Namespace = {name: _LATER[name] for name in wanted if name not in space}

@@ -58,7 +58,7 @@ def _page(record: DiagnosticCode) -> Iterator[str]:
 
 
 def printed(wrong: str) -> tuple[str, bool]:
-    """What `meshdsl check` prints of a text, and whether one of it is an error."""
+    """What `meshdsl check` prints of a text, and whether one of its diagnostics is an error."""
     diagnostics = Diagnostics()
     check_source(Source("wrong.mdsl", wrong), Options(), diagnostics)
     shown = "\n".join(render(d, COLUMNS).plain for d in diagnostics)

@@ -42,7 +42,7 @@ def is_linked(tree: nodes.document) -> bool:
 def text_of(block: nodes.literal_block) -> str:
     """The text in the language that a block, or a cell of a notebook, has.
 
-    Empty without one, or if it is known to have an error: to find that out again takes time.
+    Empty if there is none, or if its maker knows that it has an error.
     """
     text = str(block.astext())
     if WRONG in block["classes"]:

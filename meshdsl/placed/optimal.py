@@ -160,7 +160,7 @@ class Model:
         self.space, self.request, self.price = space, space.request, space.price
         self.lp = ZeroOne(MOST_COEFFICIENTS)
         self.costs: dict[Value, dict[Pair, float]] = {}
-        self.costs_alike: dict[tuple[TensorType, int], dict[Pair, float]] = {}
+        self.costs_by_type: dict[tuple[TensorType, int], dict[Pair, float]] = {}
         self.picks: dict[NamedOp, list[Terms]] = {}
         self.settled: dict[Value, dict[Placement, Terms]] = {}
         self.kept: dict[Value, dict[Placement, Terms]] = {}
@@ -321,12 +321,12 @@ class Model:
     def _cost(self, value: Value, source: Placement, target: Placement) -> float:
         """The cost of a reshard of a value in all iterations, with its weight among ties.
 
-        Values of one type that are made equally often share their costs.
+        Values of the same type that are computed equally often share their costs.
         """
         costs = self.costs.get(value)
         if costs is None:
-            alike = value.type, self.space.trips[value]
-            costs = self.costs[value] = self.costs_alike.setdefault(alike, {})
+            key = value.type, self.space.trips[value]
+            costs = self.costs[value] = self.costs_by_type.setdefault(key, {})
         pair = source, target
         cost = costs.get(pair)
         if cost is None:

@@ -379,7 +379,7 @@ def _passes(
     if undivided in places and (inputs in places or weights in places):
         half = inputs if inputs in places else weights
         help = "write either B, or both I and W"
-        message = f"{undivided} and {half} are both there: B is I and W"
+        message = f"{undivided} and {half} both occur: B is I and W"
         fail("MD0523", message, where(places[half]), help=help)
     halves = inputs in places or weights in places
     back = (inputs, weights) if halves else () if alone else (undivided,)

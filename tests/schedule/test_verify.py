@@ -119,7 +119,7 @@ REFUSED = {
     "F0\nF0 B0": ("MD0522", "B0@0 is missing"),
     "F0 I0": ("MD0522", "W0@0 is missing"),
     "F0 B0 F0": ("MD0523", "F0@0 occurs twice, on device 0"),
-    "F0 B0 I0 W0": ("MD0523", "B0@0 and I0@0 are both there: B is I and W"),
+    "F0 B0 I0 W0": ("MD0523", "B0@0 and I0@0 both occur: B is I and W"),
     "F0 B0\nF0@0 F0 B0": ("MD0523", "F0@0 occurs twice, on device 0 and 1"),
     "F0\nF0 B0 B0@0": ("MD0524", "B0@0 is on device 1, F0@0 on device 0"),
     "F0 B0\n\nF0@1 B0@1": ("MD0521", "device 1 has nothing to do"),
