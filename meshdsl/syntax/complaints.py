@@ -182,6 +182,8 @@ def _plain_help(at: Situation) -> str | None:
         return _SUB_AXIS
     if (at.kind, before) in _PAIRS:
         return _PAIRS[at.kind, before]
+    if before == "COMMA" and at.expected <= {"RPAR"}:
+        return "arguments are written before `->`: `f(x, option=1 -> [batch])`"
     if before == "WITH" and at.head.type == "LAYOUT":
         return "a layout names a schedule so: `with one_f_one_b[batch](8)`"
     if before == "EQUAL" and at.head.type == "PARAM":
