@@ -386,9 +386,10 @@ def of_tensor(chips):
 
 for name, ratio, guess in (("X", of_sharded, most_x), ("Y", of_tensor, most_y)):
     with attempt():
-        right = ratio(guess) <= 1 < ratio(guess + 1)
+        right = guess % 1 == 0 and ratio(guess) <= 1 < ratio(guess + 1)
         said = f"for {guess:,} chips sending takes {ratio(guess):.4f} of computing"
         said += ", but one chip more can be used" if ratio(guess) <= 1 else ""
+        said = "chips are counted in whole numbers" if guess % 1 else said
         print(f"{name}: {'Right!' if right else f'Not yet: {said}.'}")
 
 # %% jupyter={"source_hidden": true} tags=["solution", "hide-input"]

@@ -14,6 +14,9 @@ from typing import Any
 
 from meshdsl import Plan, ProgramError
 
+UNFIT = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
+"""What a check raises for an answer of another kind than it takes, or for none."""
+
 HERE = Path(__file__).resolve().parent
 """The folder of the notebooks."""
 
@@ -25,10 +28,10 @@ def example(name: str) -> str:
 
 
 def check(text: str) -> bool:
-    """Print what `meshdsl check` says of a file with this text; whether it is fine."""
+    """Print what `meshdsl check --strict` says of a file with this text; whether it is fine."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mine.mdsl").write_text(text, encoding="utf-8")
-        line = [sys.executable, "-m", "meshdsl", "check", "mine.mdsl"]
+        line = [sys.executable, "-m", "meshdsl", "check", "--strict", "mine.mdsl"]
         plain = {k: v for k, v in os.environ.items() if "COLOR" not in k} | {"NO_COLOR": "1"}
         run = subprocess.run(line, cwd=folder, env=plain, capture_output=True, text=True)
     print((run.stdout + run.stderr).strip())
@@ -42,7 +45,7 @@ def attempt() -> Iterator[None]:
         yield
     except ProgramError as error:
         print("Not yet:", error)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except UNFIT as error:
         print(f"Not yet: {type(error).__name__}: {error}")
 
 

@@ -448,7 +448,8 @@ def _mismatched(at: Situation) -> Diagnostic | None:
 
     if at.token is None or at.kind not in OPENERS.values():
         return None
-    if not at.opened:
+    is_extra = at.kind != "RBRACE" and not at.begins_line
+    if not at.opened or (at.opened[-1].type == "LBRACE" and is_extra):
         message = f"this `{at.token}` closes nothing"
         fixes = (Fix("remove it", (Edit(without_line(at.span), ""),)),)
         help_ = advice(fixes, "or open it before")

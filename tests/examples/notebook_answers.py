@@ -158,7 +158,7 @@ ANSWERS: Answers = {
         each(
             ("hurry",),
             ("layout hurry { batch -> data, model -> tp }",),
-            ("layout hurry { batch -> data }",),
+            ("layout hurry { batch -> data, hidden -> tp, hiden -> tp }",),
             ("",),
         ),
     ),
@@ -176,7 +176,7 @@ ANSWERS: Answers = {
     ),
     ("09", 2): (
         each(CHIPS, (4934, 11), (4934.0, 11.0), (math.floor(4194304 / 850), 28672 // 2550)),
-        each(CHIPS, (8960, 11), (4934, 12), (0, 11)),
+        each(CHIPS, (8960, 11), (4934, 12), (4933.9, 11.2)),
     ),
     ("09", 3): (
         each(
