@@ -434,7 +434,7 @@ def checked(text: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "mine.mdsl")
         path.write_text(text, encoding="utf-8")
-        done = CliRunner().invoke(app, ["check", str(path)])
+        done = CliRunner().invoke(app, ["check", "--strict", str(path)])
     print(done.output)
     return done.exit_code == 0
 
