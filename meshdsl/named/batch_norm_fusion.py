@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
+from itertools import permutations
 
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
@@ -129,13 +130,11 @@ class _NormFinder:
             factors, divisors = self.factors(scaled, between)
             if (len(factors), len(divisors)) not in ((3, 0), (2, 1)):
                 continue
-            for centred in factors:
-                others = [f for f in factors if f is not centred]
-                for scale in others:
-                    inverse = [f for f in others if f is not scale]
-                    found = self.ordered(end, centred, scale, shift, inverse, divisors)
-                    if found is not None:
-                        return replace(found, between=(*found.between, *between))
+            for centred, scale, *inverse in permutations(factors):
+                (root,) = (*inverse, *divisors)
+                found = self.ordered(end, centred, scale, shift, root, ROOTS[len(divisors)])
+                if found is not None:
+                    return replace(found, between=(*found.between, *between))
         return None
 
     def factors(self, value: Value, between: list[NamedOp]) -> tuple[list[Value], list[Value]]:
@@ -156,12 +155,11 @@ class _NormFinder:
         centred: Value,
         scale: Value,
         shift: Value,
-        inverse: list[Value],
-        divisors: list[Value],
+        deviation: Value,
+        root_name: str,
     ) -> _Norm | None:
-        """The norm, if all factors are what they should be."""
-        (root_value,) = (*inverse, *divisors)
-        less, root = self.op_of(centred, "sub"), self.op_of(root_value, ROOTS[len(divisors)])
+        """The norm, if all factors are what they should be: `root_name` makes the deviation."""
+        less, root = self.op_of(centred, "sub"), self.op_of(deviation, root_name)
         added = None if root is None else self.op_of(root.ins[0], "add")
         if less is None or root is None or added is None:
             return None

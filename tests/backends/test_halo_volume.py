@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,11 @@ def drawn(rng: Any) -> tuple[tuple[Along, Along], dict[str, int]]:
             return (along[0], along[1]), MESHES[int(rng.integers(len(MESHES)))]
 
 
+def has_halos_alone(report: Any) -> bool:
+    """Whether nothing is sent but halos."""
+    return all(c["kind"] == "halo" for c in report["collectives"])
+
+
 def test_halos_send_what_devices_lack() -> None:
     rng = np.random.default_rng(11)
     exact = 0
@@ -106,12 +112,18 @@ def test_halos_send_what_devices_lack() -> None:
         text = TEXT.format(options=options, **{k: ", ".join(v) for k, v in words.items()})
         names = ",".join(f"{name}:{size}" for name, size in mesh.items())
         case = Case(text, names, "image", "deferred")
-        found = run_case(case)  # the numbers, and the bytes of each device
-        halos = [c for c in found.report["collectives"] if c["kind"] == "halo"]
-        assert {c["kind"] for c in found.report["collectives"]} <= {"halo"}, text
-        least, exchanged, whole = lacked(along, (mesh["r"], mesh["q"]))
-        assert exchanged == least or not whole
+        report = run_case(case).report  # the numbers, and the bytes of each device
+        if not has_halos_alone(report):
+            # Small blocks that several devices read are gathered, where that sends less; in more
+            # messages, each of which costs as much as some kilobytes by default.
+            least = report["totals"]["wire_bytes"]
+            report = run_case(replace(case, reduce="optimal")).report
+            assert has_halos_alone(report), text
+            assert least < report["totals"]["wire_bytes"], text
+        halos = report["collectives"]
+        lacking, exchanged, whole = lacked(along, (mesh["r"], mesh["q"]))
+        assert exchanged == lacking or not whole
         sent = sum(c["cluster_wire_bytes"] for c in halos)
-        assert sent == 4 * 2 * 3 * exchanged, (text, mesh, least)
-        exact += bool(sent) and exchanged == least
+        assert sent == 4 * 2 * 3 * exchanged, (text, mesh, lacking)
+        exact += bool(sent) and exchanged == lacking
     assert exact > CASES / 3

@@ -194,11 +194,13 @@ def refusal(case: Case) -> str:
 def check(case: Case) -> None:
     """The case has the numbers of one device, or its layout is refused with a reason.
 
-    Whether it is refused does not depend on the policy: the next one does the same.
+    Whether it is refused does not depend on the policy: the next one does the same. What
+    `reduce=each` cannot do (MD0335) is but done where a policy reduces so.
     """
     made, code = case.compiled(case.mesh, case.layout), refusal(case)
     other = POLICIES[(POLICIES.index(case.policy) + 1) % len(POLICIES)]
-    assert refusal(replace(case, policy=other)) == code
+    codes = {code, refusal(replace(case, policy=other))}
+    assert len(codes) == 1 or (codes == {"", "MD0335"} and "reduce=each" in case.layout)
     if code:
         assert code in REFUSALS
         event(f"refused: {code}")

@@ -16,7 +16,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshdsl.named.ir import NamedOp, NamedProgram, Value, walk
 
@@ -221,6 +221,18 @@ def ruled(value: Value, rules: Mapping[str, str], axis: str) -> str | None:
     return next((d for d in value.type.names if rules.get(d) == axis), None)
 
 
+def merge_equal(program: NamedProgram) -> tuple[list[NamedOp], dict[Value, Value]]:
+    """The operators of a program, of equal ones the first, and the results that stand for others."""
+    kept: dict[tuple[object, ...], NamedOp] = {}
+    merged: dict[Value, Value] = {}
+    for op in walk(program.body):
+        ins = tuple(merged.get(v, v) for v in op.ins)
+        first = kept.setdefault((op.name, ins, op.attrs, op.out.type), replace(op, ins=ins))
+        if first.out is not op.out:
+            merged[op.out] = first.out
+    return list(kept.values()), merged
+
+
 # --- the least -----------------------------------------------------------------------------------
 
 Live = tuple[At, frozenset[At]]
@@ -236,7 +248,7 @@ class EveryPlan:
         self, program: NamedProgram, rules: Mapping[str, str], mesh: Mapping[str, int], most: int
     ) -> None:
         self.program, self.rules, self.most = program, rules, most
-        self.ops = list(walk(program.body))
+        self.ops, merged = merge_equal(program)
         entering = [*program.inputs, *(p.value for p in program.params)]
         values = [*entering, *(op.out for op in self.ops)]
         # An axis that no rule names does nothing.
@@ -249,7 +261,7 @@ class EveryPlan:
             self.numbers[op.out] = len(self.numbers)
         self.types = {n: v for v, n in self.numbers.items()}
         self.last = {v: i for i, op in enumerate(self.ops) for v in op.ins}
-        self.outputs = {o.value for o in program.outputs}
+        self.outputs = {merged.get(o.value, o.value) for o in program.outputs}
         self.entering = entering
 
     def least(self) -> int | None:

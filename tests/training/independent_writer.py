@@ -480,6 +480,8 @@ class Writer(Orders):
         optimizer = self.rng.choice(OPTIMIZERS)
         options = dict(optimizer)
         kind = options.pop("kind")
+        if "accumulate" in options:
+            options["each"] = self.chance(2)  # torch takes each batch separately
         listed = ", ".join(f"{k}={str(v).lower()}" for k, v in options.items())
         body = [*self.lines, f"return {', '.join(outputs)}", f"minimize loss with {kind}({listed})"]
         dims = "".join(f"dim {d} = {n}\n" for d, n in self.sizes.items() if not d.startswith("n"))
