@@ -222,7 +222,7 @@ def ruled(value: Value, rules: Mapping[str, str], axis: str) -> str | None:
 
 
 def merge_equal(program: NamedProgram) -> tuple[list[NamedOp], dict[Value, Value]]:
-    """The operators of a program, of equal ones the first, and the results that stand for others."""
+    """The operators of a program, the first of equal ones, and the result that each other has."""
     kept: dict[tuple[object, ...], NamedOp] = {}
     merged: dict[Value, Value] = {}
     for op in walk(program.body):
