@@ -35,3 +35,42 @@ def batch_norm_grad(
     kernel = torch.ops.aten.native_batch_norm_backward
     dx, dscale, dshift = kernel(dy, x, scale, None, None, mean, inverse, True, eps, every)
     return dx, dscale, dshift
+
+
+def batch_norm_sums(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    eps: float = 1e-5,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients by scale and shift, from the statistics; of a part of the samples, its part."""
+    if not x.numel():
+        return torch.zeros_like(mean), torch.zeros_like(mean)
+    sums = [False, True, True]
+    kernel = torch.ops.aten.native_batch_norm_backward
+    _, dscale, dshift = kernel(dy, x, None, mean, variance, None, None, False, eps, sums)
+    return dscale, dshift
+
+
+def batch_norm_input_grad(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    dscale: torch.Tensor,
+    dshift: torch.Tensor,
+    count: int,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """The gradient by x, from those by scale and shift; `count` numbers have one mean.
+
+    With z the normalised x: scale / deviation * (dy - dshift / count - z * dscale / count).
+    """
+    if not x.numel():
+        return torch.empty_like(x)
+    slope = scale * torch.rsqrt(variance + eps)
+    means = dscale / -count, dshift / -count
+    dx = torch.nn.functional.batch_norm(x, mean, variance, *means, eps=eps).add_(dy)
+    return dx.mul_(slope.view(-1, *[1] * (x.dim() - 2)))

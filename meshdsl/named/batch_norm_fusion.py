@@ -14,13 +14,15 @@ from itertools import permutations
 
 from meshdsl.ir.program import every
 from meshdsl.ir.rewrite import in_blocks, makers, rewritten_block
-from meshdsl.ir.types import Dim
 from meshdsl.named.attention_fusion import Spoken, is_spoken_of, noted
 from meshdsl.named.emit import Emit
 from meshdsl.named.ir import NamedOp, NamedProgram, Node, Value, uses_of
 from meshdsl.records import dataclass
 
-BATCH_NORMS = ("batch_norm_stats", "batch_norm_grad", "frozen_batch_norm")
+BATCH_NORMS = (
+    *("batch_norm_stats", "frozen_batch_norm"),
+    *("batch_norm_grad", "batch_norm_sums", "batch_norm_input_grad"),
+)
 ROOTS = ("rsqrt", "sqrt")
 """What a norm multiplies by, or divides by."""
 
@@ -217,6 +219,8 @@ def batch_norm_parts(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> tuple[V
     parts = {
         "batch_norm_stats": _forward,
         "batch_norm_grad": _gradient,
+        "batch_norm_sums": _sums,
+        "batch_norm_input_grad": _input_grad,
         "frozen_batch_norm": _frozen,
     }
     return tuple(parts[op.name](op, ins, emit))
@@ -236,26 +240,38 @@ def _forward(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]
 
 
 def _gradient(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]:
-    """With z the normalised x: dx is scale / deviation * (dy - mean(dy) - z * mean(dy * z)).
+    """The sums of all samples, and what follows from them."""
+    dy, x, _, mean, variance = ins
+    attrs = {"dims": (), "eps": op.attr("eps")}
+    sums = emit.all("batch_norm_sums", dy, x, mean, variance, **attrs)
+    count = math.prod(d.size for d in op.attr("dims"))
+    yield emit("batch_norm_input_grad", *ins, *sums, count=count, **attrs)
+    yield from sums
+
+
+def _sums(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]:
+    dy, x, mean, variance = ins
+    centred = emit.known_as("centred")("sub", x, mean)
+    inverse = _inverse_deviation(variance, op.attr("eps"), emit)
+    yield emit("mul", emit("einsum", dy, centred, dims=mean.type.dims), inverse)
+    yield emit("sum", dy, dims=tuple(d for d in dy.type.dims if d not in mean.type.dims))
+
+
+def _input_grad(op: NamedOp, ins: tuple[Value, ...], emit: Emit) -> Iterator[Value]:
+    """With z the normalised x: scale / deviation * (dy - dshift / count - z * dscale / count).
 
     What is computed has the names of torch's own kernel.
     """
-    dy, x, scale, mean, variance = ins
-    dims: tuple[Dim, ...] = op.attr("dims")
-    share = 1 / math.prod(d.size for d in dims)
-    dshift = emit("sum", dy, dims=dims)
+    dy, x, scale, mean, variance, dscale, dshift = ins
+    share = 1 / op.attr("count")
     centred = emit.known_as("centred")("sub", x, mean)
     inverse = _inverse_deviation(variance, op.attr("eps"), emit)
-    dscale = emit("mul", emit("einsum", dy, centred, dims=scale.type.dims), inverse)
     scaling = emit.known_as("proj_scale")
     proj_scale = scaling("mul", scaling("mul", dscale, share), inverse)
-    grad_mean = emit.known_as("grad_mean")("mul", dshift, share)
-    centred_grad = emit("sub", dy, grad_mean)
+    centred_grad = emit("sub", dy, emit.known_as("grad_mean")("mul", dshift, share))
     proj = emit.known_as("proj")("mul", centred, proj_scale)
     grad_scale = emit.known_as("grad_scale")("mul", scale, inverse)
     yield emit("mul", emit("sub", centred_grad, proj), grad_scale)
-    yield dscale
-    yield dshift
 
 
 def _inverse_deviation(variance: Value, eps: float, emit: Emit) -> Value:

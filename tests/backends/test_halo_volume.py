@@ -114,12 +114,12 @@ def test_halos_send_what_devices_lack() -> None:
         case = Case(text, names, "image", "deferred")
         report = run_case(case).report  # the numbers, and the bytes of each device
         if not has_halos_alone(report):
-            # Small blocks that several devices read are gathered, where that sends less; in more
+            # Small blocks that several devices read are gathered, where that sends no more; in more
             # messages, each of which costs as much as some kilobytes by default.
             least = report["totals"]["wire_bytes"]
             report = run_case(replace(case, reduce="optimal")).report
             assert has_halos_alone(report), text
-            assert least < report["totals"]["wire_bytes"], text
+            assert least <= report["totals"]["wire_bytes"], text
         halos = report["collectives"]
         lacking, exchanged, whole = lacked(along, (mesh["r"], mesh["q"]))
         assert exchanged == lacking or not whole

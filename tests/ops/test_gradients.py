@@ -63,7 +63,7 @@ CONSTANT = {
 }
 EXPANDED = {
     *("layer_norm_grad", "rms_norm_grad", "cross_entropy_grad"),
-    *("attention_grad", "batch_norm_grad"),
+    *("attention_grad", "batch_norm_grad", "batch_norm_sums", "batch_norm_input_grad"),
 }
 """Composites that are differentiated by their definition in primitives."""
 

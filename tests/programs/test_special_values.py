@@ -76,6 +76,7 @@ INFINITE_COTANGENTS = {
     "layer_norm": "of an infinite scale, what rounding leaves of x - mean(x) decides",
     "layer_norm_grad": "torch's kernel yields NaN or an infinity as it rounds",
     "cross_entropy_grad": "torch subtracts it at the target, parts multiply it",
+    "batch_norm_grad": "the kernel that parts use makes x * slope + offset of it",
 }
 """Operators in which one non-finite number may replace another, and why."""
 
@@ -212,7 +213,7 @@ def operators_with_sizes() -> tuple[Special, PersistentEngine]:
     """The operators that no sample of `LONE` has, and that on one device."""
     plain = {name for name, *_ in samples({}, DTYPES["f32"])}
     lone = {name for dims in LONE.values() for name, *_ in samples(dims, DTYPES["f32"])}
-    assert 30 < len(plain - lone) < 40
+    assert 30 < len(plain - lone) < 45
     made = every_operator({}, DTYPES["f32"], plain - lone)
     return made, engine(made.program)
 
@@ -282,6 +283,7 @@ OF_TORCH = {
     "gelu": (ENDLESS, "of infinity, torch's f32 kernel for CPUs makes NaN"),
     "batch_norm_stats": (ENDLESS, NORM),
     "frozen_batch_norm": (ENDLESS, NORM),
+    "batch_norm_input_grad": (ENDLESS, NORM),
     "batch_norm_grad": (("hundreds",), "torch sums in f16 if a tensor is strided: too large a sum"),
 }
 """Operators in which the reference differs, of which kinds of values, and why."""

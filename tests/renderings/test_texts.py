@@ -369,7 +369,7 @@ SLIDING = "conv_kernel max_pool_at max_pool_grad max_pool_take window_grad"
 
 OTHERS = (
     "constant attention attention_lse attention_grad"
-    " batch_norm_stats batch_norm_grad frozen_batch_norm"
+    " batch_norm_stats batch_norm_grad batch_norm_sums batch_norm_input_grad frozen_batch_norm"
 )
 """Renderings have attention and batch norms in primitives."""
 

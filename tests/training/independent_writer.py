@@ -203,7 +203,8 @@ class Writer(Orders):
         ]
         if not carried:
             raise Unfit
-        names = self.some(carried, 1, 2)
+        # What only a further iteration would read has no gradient in torch, and one of 0 in a loop.
+        names = self.some(carried, 1, min(2, self.sizes[dim]))
         outer = self.env, self.lines, self.steps, self.local, self.names
         stated, params = dict(self.stated), set(self.params)
         self.env = inside(self.env, dim, 0)

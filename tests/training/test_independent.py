@@ -110,6 +110,11 @@ def jumps(program: Program) -> bool:
     return False
 
 
+def separate(program: Program) -> Program:
+    """The program whose batches are separate, as those of torch's loop are."""
+    return replace(program, text=program.text.replace(EACH[False], EACH[True]))
+
+
 def check(program: Program) -> str:
     """The outcome: `ran`, or why not. Raises AssertionError where numbers are wrong."""
     try:
@@ -120,6 +125,8 @@ def check(program: Program) -> str:
         compiled = made(program)
     except DiagnosticError as error:
         code = error.diagnostics[0].code
+        if code == "MD0297" and EACH[False] in program.text:
+            return check(separate(program))
         if code not in (*REFUSALS, "MD0309"):
             raise
         return code
@@ -128,7 +135,7 @@ def check(program: Program) -> str:
         return "jumps"
     if off and EACH[False] in program.text:
         # Numbers of the whole step, which torch's loop over batches has not: `each=true` has none.
-        each = replace(program, text=program.text.replace(EACH[False], EACH[True]))
+        each = separate(program)
         off, outcome = differences(each, made(each)), "of the step"
     else:
         outcome = "ran"

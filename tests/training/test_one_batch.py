@@ -19,6 +19,7 @@ from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from tests.covering import in_turn, some
 from tests.pipelines.test_programs import hold_bytes, hold_to, results
+from tests.training.stepping import on_devices
 
 TEXT = """
 dim b = 4, m = 4, layers = 2, o = m
@@ -220,6 +221,26 @@ def test_each_batch_on_its_own() -> None:
     made = compiled(name, ", accumulate=2, each=true", "d:1")
     found = run_local(made.text, batches, seed=3).outputs["loss"]
     np.testing.assert_allclose(found, np.mean(losses), rtol=1e-12)
+
+
+def test_parameters_are_returned_and_trained() -> None:
+    """Of each batch; a number as a mean of equal ones."""
+    text = """dim b = 2, m = 4
+program p(x[b, m]) {
+  param w[m]
+  param n[]
+  loss = mean((x * w + n)^2)
+  return loss, w, n
+  minimize loss with sgd(lr=0.5, accumulate=2)
+}
+"""
+    made = Compilation(Source("p.mdsl", text), Options(mesh="d:2", layout="b:d"))
+    w, n = np.arange(4, dtype=np.float32), np.float32(0.5)
+    run = on_devices(made.emitted, {}, {"w": w, "n": n}).run
+    np.testing.assert_array_equal(run.outputs["w"], [w, w])
+    np.testing.assert_array_equal(run.outputs["n"], n)
+    assert (run.updated["w"] != w).all()
+    assert run.updated["n"] != n
 
 
 def test_batches_of_one_stage_after_the_other_are_on_their_own() -> None:
