@@ -306,7 +306,7 @@ kit.operator(
     composite=True,
     flops=lambda sig: 5 * sig.ins[0].elements,
     true_rows={"B, P, P, B -> P, B": "a partial result comes with partial ones alone"},
-    words="the gradient of the batch norm",
+    words="the gradient of scale and shift",
     meaning="The gradients of `frozen_batch_norm` by scale and shift.",
 )
 kit.operator(
@@ -320,7 +320,7 @@ kit.operator(
     exact=False,
     composite=True,
     flops=lambda sig: 6 * sig.ins[0].elements,
-    words="the gradient of the batch norm",
+    words="the gradient of the normalised tensor",
     meaning="The gradient of `batch_norm_stats` by what is normalised, from its others.",
 )
 kit.operator(

@@ -67,10 +67,10 @@ def untyped(functions: WrittenFunctions) -> Iterator[str]:
     mesh = functions.program.mesh
     for line in functions.lines:
         if line.node is not None and not line.is_statement:
-            notes[line.node] = notes.get(line.node, "") + f"{line.text.strip()}\n"
+            notes[line.node] = notes.get(line.node, "") + line.text.strip().removeprefix("#")
     for node in computed(every(functions.program.body)):
         if len(node.outs) > 1 and not lookup(node.name).overwrites:
-            yield from (v.name for v in node.outs if f": {typed(v, mesh)}\n" not in notes[node])
+            yield from (v.name for v in node.outs if f": {typed(v, mesh)}" not in notes[node])
     assert not list(zeros_added_once(functions.lines))
 
 
