@@ -26,6 +26,7 @@ from meshdsl.device.ir import (
     Wait,
 )
 from meshdsl.ir.program import every, loops
+from meshdsl.named.ir import Value
 
 FRAME = frozenset("device rank groups inputs params states".split())
 """The function of a device, and its arguments."""
@@ -111,6 +112,10 @@ class Variables:
     ) -> None:
         self.names = Identifiers(taken)
         self._reads = _LastReads(program)
+        names_of = _shared(program)
+        self._of_value: dict[Value, list[Var]] = {}
+        for var in names_of:
+            self._of_value.setdefault(var.value, []).append(var)
         in_program = tuple(loops(program.body, DeviceLoop))
         again = frozenset(_repeated_names(in_program) if in_program else ())
         until = self._reads.until
@@ -121,7 +126,7 @@ class Variables:
         for v, n in until.items():
             self._until_of[v.name] = max(n, self._until_of.get(v.name, 0))
         self.until = until | {v: max(n, last[v.name]) for v, n in until.items() if v.name in last}
-        names = Counter(name for var, name in _shared(program).items() if var not in again)
+        names = Counter(name for var, name in names_of.items() if var not in again)
         self.shared = frozenset(name for name, count in names.items() if count > 1)
         # By name, those that one after the other have its memory; the last names all of them.
         self._in_turn = _in_turn(program, self.shared, over) if over else {}
@@ -211,12 +216,25 @@ class Variables:
 
     def _chosen(self, var: Var) -> str:
         name = var.value.name or ""
-        if var.hint == var.value.label and self._may_follow(safe(var.hint), var):
+        is_long = self._is_of_longer(var)
+        if not is_long and var.hint == var.value.label and self._may_follow(safe(var.hint), var):
             return self.names.taken(var.hint)
         long = name.replace(".", "_") + var.hint.removeprefix(var.value.label)
-        if "." in name and not self.names.is_free(var.hint) and self.names.is_free(long):
+        is_long |= not self.names.is_free(var.hint)
+        if "." in name and is_long and self.names.is_free(long):
             return self.names.fresh(long)
         return self.names.fresh(var.hint)
+
+    def _is_of_longer(self, var: Var) -> bool:
+        """Whether a variable is the gradient of a parameter that has a longer name than its own.
+
+        Another has that name then, and with `d_` before it, it is the name of that one's gradient.
+        """
+        value = var.value
+        if not value.is_gradient or value.source.role != "param":
+            return False
+        named = [v for v in self._of_value.get(value.source, ()) if v.name in self.chosen]
+        return bool(named) and all(self.chosen[v.name] != safe(v.hint) for v in named)
 
     def _may_follow(self, name: str, var: Var) -> bool:
         """Whether a variable may take over the identifier of another one, which is dead.
