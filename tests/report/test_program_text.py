@@ -40,6 +40,7 @@ def test_programs_read_as_written_by_hand(case: Case) -> None:
     assert not list(interruptions(functions.lines))
     assert not list(works(functions.lines))
     assert not list(zeros_of_others(functions.lines))
+    assert not list(gradients_of_others(functions.lines))
 
 
 def test_states_are_those_of_all_parameters_but_some() -> None:
@@ -234,6 +235,15 @@ def zeros_of_others(lines: tuple[TextLine, ...]) -> Iterator[str]:
         made = re.match(r"(\w+) = \w+ if \w+ == \d+ else torch\.zeros", one)
         if made and re.fullmatch(rf"\w+\.add_\({made[1]}\)", other):
             yield other
+
+
+def gradients_of_others(lines: tuple[TextLine, ...]) -> Iterator[str]:
+    """Gradients that are named after another parameter than their own."""
+    text = "\n".join(line.text for line in lines)
+    loaded = dict(re.findall(r'^ *(\w+) = params\["([\w.]+)"\]', text, re.MULTILINE))
+    for param, named_after in re.findall(r'^ *"([\w.]+)": d_(\w+),', text, re.MULTILINE):
+        if loaded.get(named_after, param) != param:
+            yield f"d_{named_after} of {param}"
 
 
 def needless(functions: WrittenFunctions) -> Iterator[str]:
