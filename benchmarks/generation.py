@@ -207,14 +207,14 @@ def jax_step(params: dict[str, Any], caches: list[Any], token: Any, at: Any) -> 
 
     keys, values = caches
     x = params["embed"][token] + params["position"][at]
-    seen = jnp.arange(keys.shape[2]) <= at
+    seen = jnp.arange(keys.shape[3]) <= at
     for layer in range(len(params["g1"])):
         p = {n: value[layer] for n, value in params.items() if n not in ("embed", "position")}
         z = normed(x) * p["g1"]
         q, k, v = (jnp.einsum("bm,mhk->bhk", z, p[f"project.w{n}"]) for n in "qkv")
-        keys, values = keys.at[layer, :, at].set(k), values.at[layer, :, at].set(v)
-        s = jnp.where(seen, jnp.einsum("bhk,bmhk->bhm", q, keys[layer]) / KEY**0.5, -1e9)
-        o = jnp.einsum("bhm,bmhk->bhk", jax.nn.softmax(s, -1), values[layer])
+        keys, values = keys.at[layer, :, :, at].set(k), values.at[layer, :, :, at].set(v)
+        s = jnp.where(seen, jnp.einsum("bhk,bhmk->bhm", q, keys[layer]) / KEY**0.5, -1e9)
+        o = jnp.einsum("bhm,bhmk->bhk", jax.nn.softmax(s, -1), values[layer])
         x = x + jnp.einsum("bhk,hkm->bm", o, p["joined.wo"])
         z = normed(x) * p["g2"]
         x = x + jax.nn.gelu(z @ p["mlp.w1"], approximate=False) @ p["mlp.w2"]
