@@ -116,6 +116,10 @@ class Variables:
         self._of_value: dict[Value, list[Var]] = {}
         for var in names_of:
             self._of_value.setdefault(var.value, []).append(var)
+        # By the end of a name, how many names have it.
+        named = {var.value.name for var in names_of if var.value.name}
+        ends = ((*path, n.rpartition(".")[2]) for n in named for path in _endings(n))
+        self._ending = Counter(map(".".join, ends))
         in_program = tuple(loops(program.body, DeviceLoop))
         again = frozenset(_repeated_names(in_program) if in_program else ())
         until = self._reads.until
@@ -215,26 +219,28 @@ class Variables:
         self._farthest = max(self._farthest, self.now)
 
     def _chosen(self, var: Var) -> str:
-        name = var.value.name or ""
-        is_long = self._is_of_longer(var)
-        if not is_long and var.hint == var.value.label and self._may_follow(safe(var.hint), var):
+        is_own_name = var.hint == var.value.label
+        of_param = self._path_of_param(var)
+        if not of_param and is_own_name and self._may_follow(safe(var.hint), var):
             return self.names.taken(var.hint)
-        long = name.replace(".", "_") + var.hint.removeprefix(var.value.label)
-        is_long |= not self.names.is_free(var.hint)
-        if "." in name and is_long and self.names.is_free(long):
-            return self.names.fresh(long)
+        # As much of the path as tells it from others; a gradient has as much as its parameter.
+        for path in _endings(var.value.name or ""):
+            name = ".".join((*path, var.value.label))
+            is_enough = path == of_param if of_param else not path or self._ending[name] == 1
+            hint = "_".join((*path, var.hint))
+            if is_enough and self.names.is_free(hint):
+                return self.names.fresh(hint)
         return self.names.fresh(var.hint)
 
-    def _is_of_longer(self, var: Var) -> bool:
-        """Whether a variable is the gradient of a parameter that has a longer name than its own.
-
-        Another has that name then, and with `d_` before it, it is the name of that one's gradient.
-        """
+    def _path_of_param(self, var: Var) -> tuple[str, ...]:
+        """What the name of a parameter has before its own, of the variable that is its gradient."""
         value = var.value
         if not value.is_gradient or value.source.role != "param":
-            return False
+            return ()
         named = [v for v in self._of_value.get(value.source, ()) if v.name in self.chosen]
-        return bool(named) and all(self.chosen[v.name] != safe(v.hint) for v in named)
+        before = {self.chosen[v.name].removesuffix(safe(v.hint)) for v in named}
+        paths = _endings(value.source.name or "") if named and "" not in before else ()
+        return next((p for p in paths if p and f"{safe('_'.join(p))}_" in before), ())
 
     def _may_follow(self, name: str, var: Var) -> bool:
         """Whether a variable may take over the identifier of another one, which is dead.
@@ -294,6 +300,12 @@ class Variables:
             return None
         holders.remove(var.name)
         return None if holders else name
+
+
+def _endings(name: str) -> Iterator[tuple[str, ...]]:
+    """What a name has before its last part: nothing, the part before it, and so on to all."""
+    path = name.split(".")[:-1]
+    return (tuple(path[start:]) for start in range(len(path), -1, -1))
 
 
 def _in_turn(
