@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshdsl.ir.program import Carry
-from meshdsl.ir.rewrite import reads_of
+from meshdsl.ir.rewrite import reads_of, substitute
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import NamedLoop, NamedOp, Value
 from meshdsl.ops.opdef import OpError, Signature, lookup
@@ -37,7 +37,7 @@ def at_once(loop: NamedLoop) -> tuple[NamedOp, ...] | None:
     ops += [_collected(c.inside, c.outer, stacks, loop) for c in loop.collected]
     for carry, addend in sums:
         ops += _sum(carry, addend, stacks, loop)
-    return tuple(ops)
+    return substitute(ops, {}, origins=stacks)
 
 
 def addend_of(loop: NamedLoop, carry: Carry[Value]) -> Value | None:

@@ -236,19 +236,22 @@ class _Scaling:
         ends = {n: way for n in of_samples if (way := self._reduction(n)) != ""}
         others = [n for n in ops if n not in of_samples]
         read_inside = {v for n in of_samples for v in n.ins}
-        numeric = all(n.out.type.dtype.kind != "bool" for n in ends)
-        is_known = numeric and all(way in COMBINED for way in ends.values())
+        is_known = all(way in COMBINED for way in ends.values())
+        is_known &= all(len(n.outs) == 1 and n.out.type.dtype.kind != "bool" for n in ends)
         is_known &= not any(map(samples.is_reduced, read_inside))
         is_known &= all(n in ends or self._is_of_each(n) for n in of_samples)
         # What a batch has of an input without samples is no number of the step.
         if not is_known or any(v in self.inputs for n in others for v in n.ins):
             return None
         of_no_batch = [n for n in others if samples.of_samples.isdisjoint(n.outs)]
-        nodes, totals = self._totals([*of_no_batch, *of_samples], ends)
+        in_batches = {*of_samples, *of_no_batch}
+        nodes, totals = self._totals([n for n in ops if n in in_batches], ends)
+        # What is named as an origin and has samples is not made here, but what it is reduced to.
+        reduced = next(iter(totals.values()), number)
+        of_batches = {v: reduced for n in of_samples for v in n.outs} | {**self.inputs}
         for n in others:
             totals.update((out, replace(out)) for out in n.outs)
-            ins, outs = (tuple(totals.get(v, v) for v in vs) for vs in (n.ins, n.outs))
-            nodes.append(replace(n, ins=ins, outs=outs))
+            nodes += substitute((n,), totals, origins=of_batches | totals)
         return nodes, totals[number]
 
     def _is_of_each(self, op: NamedOp) -> bool:

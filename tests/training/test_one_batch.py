@@ -223,6 +223,30 @@ def test_each_batch_on_its_own() -> None:
     np.testing.assert_allclose(found, np.mean(losses), rtol=1e-12)
 
 
+MULTIPLIED_BY = {
+    "a gradient": "g, h = grad(mean(tanh(x * s)), x, s)\n  t[b] = h + zeros[b]()\n  "
+    "y, z = grad(mean(tanh(h * t)), x, t)\n  loss = mean(z) + sum(tanh(w))",
+    "one of several results": "t, i = top_k[b -> best](x)\n  loss = mean(w * w) * mean(t)",
+}
+"""What inputs alone make, and the loss is multiplied by, in more ways than a sum."""
+
+
+@pytest.mark.parametrize("body", MULTIPLIED_BY.values(), ids=MULTIPLIED_BY)
+def test_numbers_of_inputs_may_be_made_in_any_way(body: str) -> None:
+    text = f"""dim b = 4, m = 2, best = 1
+program p(x[b], s) {{
+  param w[m]
+  {body}
+  return loss
+  minimize loss with sgd(lr=0.5, accumulate=2)
+}}
+"""
+    made = Compilation(Source("p.mdsl", text), Options(mesh="d:2", layout="b:d", dtype="f64"))
+    found = run_local(made.text, {"x": np.arange(8.0).reshape(2, 4), "s": np.ones(2)}, seed=3)
+    assert not found.disagreements()
+    assert np.isfinite(found.outputs["loss"])
+
+
 def test_parameters_are_returned_and_trained() -> None:
     """Of each batch; a number as a mean of equal ones."""
     text = """dim b = 2, m = 4
