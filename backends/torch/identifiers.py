@@ -113,13 +113,15 @@ class Variables:
         self.names = Identifiers(taken)
         self._reads = _LastReads(program)
         names_of = _shared(program)
-        self._of_value: dict[Value, list[Var]] = {}
+        # What an identifier has before the name of a parameter; how many names have an ending.
+        self._paths: dict[Value | None, tuple[str, ...]] = {}
+        self._ending: Counter[tuple[str, ...]] = Counter()
+        known: set[str] = set()
         for var in names_of:
-            self._of_value.setdefault(var.value, []).append(var)
-        # By the end of a name, how many names have it.
-        named = {var.value.name for var in names_of if var.value.name}
-        ends = ((*path, n.rpartition(".")[2]) for n in named for path in _endings(n))
-        self._ending = Counter(map(".".join, ends))
+            name = var.value.name or ""
+            if "." in name and name not in known:
+                known.add(name)
+                self._ending.update(_endings(name))
         in_program = tuple(loops(program.body, DeviceLoop))
         again = frozenset(_repeated_names(in_program) if in_program else ())
         until = self._reads.until
@@ -219,28 +221,22 @@ class Variables:
         self._farthest = max(self._farthest, self.now)
 
     def _chosen(self, var: Var) -> str:
-        is_own_name = var.hint == var.value.label
-        of_param = self._path_of_param(var)
-        if not of_param and is_own_name and self._may_follow(safe(var.hint), var):
+        value = var.value
+        source = value.source if value.source.role == "param" else None
+        of_param = self._paths.get(source, ()) if value.is_gradient else ()
+        if not of_param and var.hint == value.label and self._may_follow(safe(var.hint), var):
             return self.names.taken(var.hint)
         # As much of the path as tells it from others; a gradient has as much as its parameter.
-        for path in _endings(var.value.name or ""):
-            name = ".".join((*path, var.value.label))
-            is_enough = path == of_param if of_param else not path or self._ending[name] == 1
+        name = value.name or ""
+        for ending in _endings(name) if "." in name else ():
+            path = ending[:-1]
+            is_enough = path == of_param if of_param else not path or self._ending[ending] == 1
             hint = "_".join((*path, var.hint))
             if is_enough and self.names.is_free(hint):
+                if source is not None and not value.is_gradient:
+                    self._paths[source] = min(path, self._paths.get(source, path), key=len)
                 return self.names.fresh(hint)
         return self.names.fresh(var.hint)
-
-    def _path_of_param(self, var: Var) -> tuple[str, ...]:
-        """What the name of a parameter has before its own, of the variable that is its gradient."""
-        value = var.value
-        if not value.is_gradient or value.source.role != "param":
-            return ()
-        named = [v for v in self._of_value.get(value.source, ()) if v.name in self.chosen]
-        before = {self.chosen[v.name].removesuffix(safe(v.hint)) for v in named}
-        paths = _endings(value.source.name or "") if named and "" not in before else ()
-        return next((p for p in paths if p and f"{safe('_'.join(p))}_" in before), ())
 
     def _may_follow(self, name: str, var: Var) -> bool:
         """Whether a variable may take over the identifier of another one, which is dead.
@@ -302,10 +298,12 @@ class Variables:
         return None if holders else name
 
 
-def _endings(name: str) -> Iterator[tuple[str, ...]]:
-    """What a name has before its last part: nothing, the part before it, and so on to all."""
-    path = name.split(".")[:-1]
-    return (tuple(path[start:]) for start in range(len(path), -1, -1))
+def _endings(name: str) -> list[tuple[str, ...]]:
+    """The last part of a name, the last two, and so on to all of them."""
+    endings: list[tuple[str, ...]] = [()]
+    for part in reversed(name.split(".")):
+        endings.append((part, *endings[-1]))
+    return endings[1:]
 
 
 def _in_turn(

@@ -92,6 +92,28 @@ def batch_norm_slope(
     return scale * inverse * (dy - means)
 
 
+def batch_norm_sums(
+    sig: Signature, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """The gradient by scale: of dy times the normalised x."""
+    channel = sig.ins[2].names
+    where = [i for i, n in enumerate(sig.ins[0].names) if n not in channel]
+    mean, variance = (spread(c, channel, sig.ins[0].dims) for c in (mean, variance))
+    eps: float = sig.attrs["eps"]
+    return (dy * (x - mean) / (variance + eps).sqrt()).sum(where)
+
+
+def batch_norm_input(sig: Signature, dy: Tensor, x: Tensor, *channels: Tensor) -> Tensor:
+    """The gradient by x, from those by scale and shift, which are any numbers here."""
+    scale, mean, variance, dscale, dshift = (
+        spread(c, sig.ins[2].names, sig.ins[0].dims) for c in channels
+    )
+    eps, count = float(sig.attrs["eps"]), int(sig.attrs["count"])
+    deviation = (variance + eps).sqrt()
+    terms = dshift + (x - mean) / deviation * dscale
+    return scale / deviation * (dy - terms / count)
+
+
 def pulled_back(forward: Oracle) -> Oracle:
     """The gradient of `forward` by its first operand: of a cotangent, and the operands."""
 
@@ -204,6 +226,8 @@ ORACLES: dict[str, Oracle] = {
     "attention_lse": attention,
     "batch_norm_stats": batch_normed,
     "batch_norm_grad": batch_norm_slope,
+    "batch_norm_input_grad": batch_norm_input,
+    "batch_norm_sums": batch_norm_sums,
     "cross_entropy_grad": cross_entropy_slope,
     "dropout": dropped,
     "frozen_batch_norm": batch_normed,

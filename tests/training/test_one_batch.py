@@ -226,7 +226,8 @@ def test_each_batch_on_its_own() -> None:
 MULTIPLIED_BY = {
     "a gradient": "g, h = grad(mean(tanh(x * s)), x, s)\n  t[b] = h + zeros[b]()\n  "
     "y, z = grad(mean(tanh(h * t)), x, t)\n  loss = mean(z) + sum(tanh(w))",
-    "one of several results": "t, i = top_k[b -> best](x)\n  loss = mean(x * sum(t)) + sum(tanh(w))",
+    "one of several results": "t, i = top_k[b -> best](x)\n  "
+    "loss = mean(x * sum(t)) + sum(tanh(w))",
 }
 """What inputs alone make, and the loss is multiplied by, in more ways than a sum."""
 
