@@ -115,12 +115,12 @@ class PassText:
         with self.out.under(f"for {names} in {actions}:"):
             if node.is_forward:
                 self.out.add(calls["F"])
-            elif [*calls] == ["F", "B"]:
-                self.out.add(f'{calls["F"]} if action == "F" else {calls["B"]}')
             else:
+                is_one_of_two = [*calls] == ["F", "B"]
                 for action, call in calls.items():
                     test = f'in "B{action}"' if action in "IW" else f'== "{action}"'
-                    with self.out.under(f"if action {test}:"):
+                    is_other = is_one_of_two and action == "B"
+                    with self.out.under("else:" if is_other else f"if action {test}:"):
                         self.out.add(call)
 
     @contextmanager

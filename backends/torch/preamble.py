@@ -67,7 +67,10 @@ def head(program: DeviceProgram, draws: Draws, bare: bool = False) -> list[str]:
         *_schedule(program),
     ]
     about = _about(program, bare)
-    return [*about, "", ""] if bare else _top(program, about, tables)
+    if bare:
+        schedule = _schedule(program)
+        return [*about, *([""] if schedule else []), *schedule, "", ""]
+    return _top(program, about, tables)
 
 
 def module_head(

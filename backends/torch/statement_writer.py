@@ -113,12 +113,13 @@ class StatementWriter(NotationWriter):
             yield
             return
         self.state.last, self.state.device_alone = None, device
+        shown = self.shown
         coordinate = self.blocks.coordinate(self.blocks.pipe.axis)
         with self.out.under(f"if {coordinate} == {device}:", optional=True) as before:
             yield
         self.state.last = self.state.device_alone = None
-        if len(self.out.lines) == before:
-            self.shown = NOWHERE
+        if len(self.out.lines) == before or self.shown != shown:
+            self.shown = NOWHERE  # a source line in the block is not above what all do next
 
     def _mark(self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var]) -> None:
         """Note which large tensors are deleted after each statement, and in loops."""

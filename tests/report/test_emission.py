@@ -118,7 +118,10 @@ def test_the_program_comes_first_and_says_no_more_than_it_must(case: Case) -> No
 def test_what_a_person_reads_is_the_function_of_a_device(case: Case) -> None:
     heading, _, device = made(case).bare.partition("\n\n\n")
     assert "for reading" in heading
-    assert all(line.startswith("# ") for line in heading.split("\n"))
+    comments, _, table = heading.partition("\n\n")
+    assert all(line.startswith("# ") for line in comments.split("\n"))
+    assert not table or table.startswith("SCHEDULE = (")
+    assert f"\n{table}\n" in made(case).text
     assert f"\n\n\n{device}\n\n{RUNTIME}\n" in made(case).text
 
 
