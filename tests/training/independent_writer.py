@@ -192,7 +192,8 @@ class Writer(Orders):
             self.local = local
 
     def repeat(self) -> None:
-        dims = [d for d in self.usable() if self.sizes[d] <= 4]
+        # What only a further iteration would read has no gradient in torch, and one of 0 in a loop.
+        dims = [d for d in self.usable() if 2 <= self.sizes[d] <= 4]
         if not dims:
             raise Unfit
         dim = self.rng.choice(dims)
@@ -203,8 +204,7 @@ class Writer(Orders):
         ]
         if not carried:
             raise Unfit
-        # What only a further iteration would read has no gradient in torch, and one of 0 in a loop.
-        names = self.some(carried, 1, min(2, self.sizes[dim]))
+        names = self.some(carried, 1, 2)
         outer = self.env, self.lines, self.steps, self.local, self.names
         stated, params = dict(self.stated), set(self.params)
         self.env = inside(self.env, dim, 0)
