@@ -15,11 +15,12 @@ from tests.cli.command import Cli
 from tests.cli.conftest import cli
 from tests.pipelines import test_forward
 from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, on_one_device, results
-from tests.project import guide_file
+from tests.project import ROOT, guide_file
 from tests.schedule import test_command, test_files, test_laws, test_published
 
 __all__ = ["cli"]
 
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 NAME = "k_f_k_b"
 NET = """\
 dim l = 4, b = 8, m = 4
@@ -43,7 +44,9 @@ def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     known = dict(registry.schedules())
     monkeypatch.setattr(registry, "_RECORDS", known)
-    monkeypatch.setattr(registry, "HOMES", (*registry.HOMES, "grouped"))
+    homes = (*registry.HOMES, "grouped")
+    assert f"\nHOMES = {homes}\n".replace("'", '"') in GUIDE
+    monkeypatch.setattr(registry, "HOMES", homes)
     registry.schedules.cache_clear()
     yield
     registry.schedules.cache_clear()
