@@ -72,6 +72,8 @@ class StatementWriter(NotationWriter):
         self.backwards: dict[Var, bool] = {}
         # What else is written behind a statement.
         self.behind: dict[Node, Callable[[], None]] = {}
+        # Where the last block of one stage ends, and the source line that was shown there.
+        self._left = 0, NOWHERE
         self.loops: list[DeviceLoop] = []
         self.collected, self.used_up = collected(program), used_up(program)
         # By list, those that are one with it: a list of tuples.
@@ -114,12 +116,15 @@ class StatementWriter(NotationWriter):
             return
         self.state.last, self.state.device_alone = None, device
         shown = self.shown
+        if self._left[0] == len(self.out.lines):  # right behind another such block
+            self.shown = self._left[1]
         coordinate = self.blocks.coordinate(self.blocks.pipe.axis)
         with self.out.under(f"if {coordinate} == {device}:", optional=True) as before:
             yield
         self.state.last = self.state.device_alone = None
         if len(self.out.lines) == before or self.shown != shown:
-            self.shown = NOWHERE  # a source line in the block is not above what all do next
+            # A source line in the block is not above what all do next.
+            self._left, self.shown = (len(self.out.lines), self.shown), NOWHERE
 
     def _mark(self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var]) -> None:
         """Note which large tensors are deleted after each statement, and in loops."""
