@@ -356,11 +356,16 @@ def on_one_device(text: str) -> dict[str, Array]:
     return results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
 
 
-def hold_to(found: dict[str, Array], alone: dict[str, Array], part: float = 5e-5) -> None:
-    """Each array differs from that of one device by less than a part of its largest element."""
+def hold_to(
+    found: dict[str, Array], alone: dict[str, Array], part: float = 5e-5, least: float = 1e-30
+) -> None:
+    """Each array differs from that of one device by less than a part of its largest element.
+
+    Or of `least`, where all of its elements are smaller.
+    """
     assert found.keys() == alone.keys()
     for key, array in alone.items():
-        most = max(float(np.abs(array).max(initial=0)), 1e-30)
+        most = max(float(np.abs(array).max(initial=0)), least)
         assert np.abs(found[key].astype(float) - array).max(initial=0) < part * most, key
 
 
