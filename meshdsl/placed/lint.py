@@ -29,10 +29,11 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.expand import may_be_expanded
-from meshdsl.named.ir import NamedProgram, Pin, Value, loops_of, values_of, walk
+from meshdsl.named.expand import expand, may_be_expanded
+from meshdsl.named.ir import NamedOp, NamedProgram, Pin, Value, loops_of, values_of, walk
 from meshdsl.named.prelude_files import function_names
 from meshdsl.named.selectors import TENSOR, selects
+from meshdsl.ops.opdef import lookup
 from meshdsl.option_edits import leave_out
 from meshdsl.placed import rings
 from meshdsl.placed.layout import STORAGE, Layout, Rule
@@ -530,12 +531,23 @@ def _selects_some(rule: Rule, values: Iterable[Value]) -> bool:
 
 
 def _selects_summed(rule: Rule, program: NamedProgram, layout: Layout) -> bool:
-    """Whether a rule splits a dim that the operator of a tensor reduces."""
-    results = ((v, op) for op in walk(program.body) for v in op.outs)
+    """Whether a rule splits a dim that the operator of a tensor reduces, or its definition."""
+    made = (op for op in walk(program.body) for v in op.outs if _names(rule, v))
+    forms = (form for op in made for form in (op, *_definition(op)))
     return any(
-        selects(rule.selector, v) == TENSOR and rule.dim in dict(layout.summed(v, op))
-        for v, op in results
+        rule.dim in dict(layout.summed(v, op)) for op in forms for v in op.outs if _names(rule, v)
     )
+
+
+def _names(rule: Rule, value: Value) -> bool:
+    """Whether a rule names a tensor itself."""
+    return selects(rule.selector, value) == TENSOR
+
+
+def _definition(op: NamedOp) -> tuple[NamedOp, ...]:
+    """What an operator is where a dim that it works along is split, if it is defined so."""
+    definition = expand(op, {}) if lookup(op.name).composite else None
+    return () if definition is None else definition.ops
 
 
 def binds_inside(rule: Rule, program: NamedProgram) -> bool:

@@ -18,6 +18,7 @@ from meshdsl.placed.silent_rules import silent_rules
 from meshdsl.report.checks import check_source
 from meshdsl.syntax.edits import apply
 from meshdsl.syntax.parse import read_source
+from tests.compiling import compile_text
 from tests.programs.harness import Case
 from tests.programs.strategy import cases
 from tests.project import ROOT, examples
@@ -188,3 +189,11 @@ def test_a_rule_for_scores_keeps_them_only_where_it_changes_something(
     check_source(source, Options(), found)
     told = [d.code for d in found if "`s: " in d.message]
     assert told == ([] if changes else ["MD0226"])
+
+
+def test_a_rule_for_what_a_definition_reduces_is_not_silent() -> None:
+    """Where a dim of `argmax` is split, it is a minimum of indices: over the axis of the rule."""
+    text = "dim d = 4\nlayout l { d -> x, t: d -> y }\nprogram p(x[d]) { t = argmax(x) return t }\n"
+    diagnostics = Diagnostics()
+    compile_text(text, diagnostics, mesh="x:2,y:2", layout="l", reduce="deferred")
+    assert "MD0306" not in [d.code for d in diagnostics]
