@@ -193,7 +193,8 @@ def test_a_rule_for_scores_keeps_them_only_where_it_changes_something(
 
 def test_a_rule_for_what_a_definition_reduces_is_not_silent() -> None:
     """Where a dim of `argmax` is split, it is a minimum of indices: over the axis of the rule."""
-    text = "dim d = 4\nlayout l { d -> x, t: d -> y }\nprogram p(x[d]) { t = argmax(x) return t }\n"
+    text = "dim d = 4\nlayout l { d -> x, t: d -> y }\n"
+    text += "program p(x[d]) {\n  t = argmax(x)\n  return t\n}\n"
     diagnostics = Diagnostics()
     compile_text(text, diagnostics, mesh="x:2,y:2", layout="l", reduce="deferred")
     assert "MD0306" not in [d.code for d in diagnostics]
