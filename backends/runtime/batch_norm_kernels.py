@@ -71,6 +71,6 @@ def batch_norm_input_grad(
     if not x.numel():
         return torch.empty_like(x)
     slope = scale * torch.rsqrt(variance + eps)
-    means = dscale / -count, dshift / -count
-    dx = torch.nn.functional.batch_norm(x, mean, variance, *means, eps=eps).add_(dy)
+    minus_means = dscale / -count, dshift / -count
+    dx = torch.nn.functional.batch_norm(x, mean, variance, *minus_means, eps=eps).add_(dy)
     return dx.mul_(slope.view(-1, *[1] * (x.dim() - 2)))

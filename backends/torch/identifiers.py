@@ -113,7 +113,7 @@ class Variables:
         self.names = Identifiers(taken)
         self._reads = _LastReads(program)
         names_of = _shared(program)
-        # What an identifier has before the name of a parameter; how many names have an ending.
+        # The part of its path that a parameter's identifier has; how many names have an ending.
         self._paths: dict[Value | None, tuple[str, ...]] = {}
         self._ending: Counter[tuple[str, ...]] = Counter()
         known: set[str] = set()

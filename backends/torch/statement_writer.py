@@ -72,7 +72,7 @@ class StatementWriter(NotationWriter):
         self.backwards: dict[Var, bool] = {}
         # What else is written behind a statement.
         self.behind: dict[Node, Callable[[], None]] = {}
-        # Where the last block of one stage ends, and the source line that was shown there.
+        # The line behind the last block of one stage, and the source line that was shown in it.
         self._left = 0, NOWHERE
         self.loops: list[DeviceLoop] = []
         self.collected, self.used_up = collected(program), used_up(program)

@@ -134,8 +134,8 @@ class _Loop:
         assert self.program.goal is not None
         finished = ((o, self._finished(v, o.value.type.dtype)) for o, v in outputs.items())
         returned = {o: replace(o, value=v) for o, v in finished}
-        means = {old.value: new.value for old, new in returned.items()}
-        means |= {p: p for goal in self.program.goal.all for p in goal.params}  # that are returned
+        params = {param.value for param in self.program.params}
+        means = {o.value: new.value for o, new in returned.items() if o.value not in params}
         goal = self.program.goal.on(lambda v: means.get(v, v))
         body, values = tuple(self.builder.frames[-1].body), tuple(returned.values())
         return replace(self.program, inputs=inputs, outputs=values, body=body, goal=goal)

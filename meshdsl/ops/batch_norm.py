@@ -189,7 +189,7 @@ def _kernel(name: str, tensors: int) -> Callable[[kit.TorchCall], str]:
         operands[:tensors] = (kit.permuted(x, names, order) for x in operands[:tensors])
         count = f", {call.attrs['count']}" if "count" in call.attrs else ""
         kernel = f"{call.use(name)}({', '.join(operands)}{count}{_eps(call)})"
-        if names == order or not call.outs[0].has(names[0]) or not call.outs[0].has(names[-1]):
+        if names == order or call.outs[0].names != names:
             return kernel
         if len(call.outs) == 1:
             return kit.permuted(kernel, order, names)

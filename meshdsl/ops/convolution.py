@@ -339,6 +339,9 @@ def _cut(
 def _kernel_torch(call: kit.TorchCall) -> str:
     slides, roles = _slides(call.attrs), _kernel_roles(call)
     image, padding = _image(call, slides, roles)
+    if roles.group and len(slides) == 1 and call.extent(slides[0].fine.name) == "1":
+        # Of one position with strides of its own, torch's kernel without oneDNN refuses it.
+        image = f"{image}.clone(memory_format=torch.contiguous_format)"
     channels = (*roles.group, *roles.made)
     grad = _operand(call, 1, (roles.batch, channels, *_names(call.attrs["target"])))
     options = _options(slides, sliding.number_of(call, roles.group), padding)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, lookup
-from tests.compiling import named
+from tests.compiling import compile_text, named
 from tests.programs.harness import Case, run_case
 
 CASES = int(os.environ.get("MESHDSL_CASES", "100")) // 20
@@ -146,3 +147,19 @@ def test_the_fan_of_a_kernel_is_what_is_summed_at_a_position() -> None:
     text += '  param w[o, c, k] = he()\n  return conv[h by k](x, w, pad="same")\n}\n'
     (param,) = named(text).params
     assert (param.fan_in, param.fan_out) == (15, 7)
+
+
+def test_a_kernel_of_groups_has_a_gradient_where_an_image_has_one_position() -> None:
+    """Torch's kernel for f64 refuses such an image if its dims are in another order in memory."""
+    text = """dim e = 8, n = 2, k = 2, one = 1, out = 4
+layout l { e -> x }
+program p(x[e, n], b[e, one, out], w[k, e, out]) {
+  y = upconv[n by k -> one](x, w, stride=1, pad=1, dilation=1 -> [e, one, out])
+  d = grad(mean(y * b), w)
+  return d
+}
+"""
+    made = compile_text(text, mesh="x:2", layout="l", dtype="f64")
+    d = run_local(made.text, seed=1).outputs["d"]
+    assert d.shape == (2, 8, 4)
+    assert np.isfinite(d).all()

@@ -194,8 +194,8 @@ def refusal(case: Case) -> str:
 def check(case: Case) -> None:
     """The case has the numbers of one device, or its layout is refused with a reason.
 
-    Whether it is refused does not depend on the policy: the next one does the same. What
-    `reduce=each` cannot do (MD0335) is but done where a policy reduces so.
+    Whether it is refused does not depend on the policy: the next one does the same. Only
+    `reduce=each` is refused (MD0335) under some policies and not under others.
     """
     made, code = case.compiled(case.mesh, case.layout), refusal(case)
     other = POLICIES[(POLICIES.index(case.policy) + 1) % len(POLICIES)]

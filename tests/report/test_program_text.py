@@ -71,7 +71,10 @@ def untyped(functions: WrittenFunctions) -> Iterator[str]:
             notes[line.node] = notes.get(line.node, "") + line.text.strip().removeprefix("#")
     for node in computed(every(functions.program.body)):
         if len(node.outs) > 1 and not lookup(node.name).overwrites:
-            yield from (v.name for v in node.outs if f": {typed(v, mesh)}" not in notes[node])
+            for var in node.outs:  # a type ends with its comment, or where another one begins
+                type_ = re.escape(f": {typed(var, mesh)}")
+                if not re.search(rf"{type_}($| \w+(, \w+)*: )", notes[node]):
+                    yield var.name
     assert not list(zeros_added_once(functions.lines))
 
 
