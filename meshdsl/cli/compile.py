@@ -17,7 +17,10 @@ class Compile(PlacingOptions, Force):
     output: Path | None = opt(
         "-o --output", "PROG.py", "The file to write. [default: standard output]"
     )
-    bare: bool = flag("--bare", "Write only the readable device function.")
+    bare: bool = flag(
+        "--bare",
+        "Write only what a device does, to be read: its function, and the schedule of a pipeline.",
+    )
 
 
 def command(file: File, given: Compile) -> None:
