@@ -76,7 +76,7 @@ class OperatorText:
         text = opdef.torch(call) if over is None else opdef.in_place[over](call)
         for line in call.lines:
             self.out.statement(line)
-        if over is not None and self._has_name_of(node.outs[0], node.ins[over]):
+        if over is not None and self._goes_on_as(node, over):
             if text != self.state.identifier(node.ins[over]):
                 self._in_place(node, node.ins[over], text)
             self.state.variables.assign(node.outs[0])
@@ -308,8 +308,8 @@ class OperatorText:
             self.state.fresh.update(node.outs if has_memory else ())
             return
         self.state.views.update(() if relabels(node, self.state.views) else node.outs)
-        # A view is fresh, too, if its operand is and has no other use.
-        if self.state.may_overwrite(node.ins[0]):
+        # A view is fresh, too, if its operand is and is not read later.
+        if self.state.may_overwrite(node.ins[0], node):
             self.state.fresh.update(node.outs)
 
     def _overwritten(self, node: Compute, call: TorchText) -> int | None:
@@ -325,10 +325,15 @@ class OperatorText:
         indices = lookup(node.name).written_over(call.ins, numbers)
         for index in sorted(indices, key=lambda i: node.ins[i] is not counted):
             var = node.ins[index]
-            may_overwrite = self.state.may_overwrite(var) and var not in self.state.views
+            may_overwrite = self.state.may_overwrite(var, node) and var not in self.state.views
             if may_overwrite and var.local == node.outs[0].local:
                 return index
         return None
+
+    def _goes_on_as(self, node: Compute, over: int) -> bool:
+        """Whether the result has the name of what it is written over, which no other one read."""
+        is_alone = node.ins[over] not in self.state.read_before
+        return is_alone and self._has_name_of(node.outs[0], node.ins[over])
 
     def _has_name_of(self, result: Var, over: Var) -> bool:
         """Whether a result has the identifier of what it is written over, which it gets if free."""

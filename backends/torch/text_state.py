@@ -8,8 +8,8 @@ from typing import NamedTuple
 from meshdsl.backends.torch.identifiers import Variables
 from meshdsl.backends.torch.preamble import type_text
 from meshdsl.backends.torch.text_lines import TextLines
-from meshdsl.device.ir import Compute, DeviceProgram, Var
-from meshdsl.device.liveness import uses
+from meshdsl.device.ir import Compute, DeviceProgram, Node, Var
+from meshdsl.device.liveness import last_readers, read_before, uses
 from meshdsl.device.memory import MemoryReuse
 from meshdsl.ir.program import every
 from meshdsl.ops.opdef import ADDED, lookup
@@ -47,6 +47,7 @@ class TextState:
     used:       the support functions that are called.
     imports:    the modules of packages whose functions are called.
     uses:       how often each variable is read.
+    last_readers, read_before: what an operator may write over, though others have read it.
     fresh:      variables whose memory no other one shares.
     views:      variables that may be views of another, perhaps with elements that share a location.
     prefetched: slices that are not written by name.
@@ -74,10 +75,14 @@ class TextState:
             computed = (node for node in every(program.body) if isinstance(node, Compute))
             modules = {name for node in computed for name in lookup(node.name).imports}
             taken = taken.union(name.partition(".")[0] for name in modules)
-        self.variables = Variables(program, taken, self.over)
+        self.uses = uses(program)
+        self.last_readers = last_readers(program, self.uses) if program.updates else {}
+        readers = self.last_readers
+        self.read_before = read_before(program, readers) if readers else frozenset()
+        in_turn = {new: old for new, old in self.over.items() if old not in self.read_before}
+        self.variables = Variables(program, taken, in_turn)
         self.used: set[str] = set()
         self.imports: set[str] = set()
-        self.uses = uses(program)
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()
         self.prefetched: dict[Var, PrefetchedSlice] = {}
@@ -133,9 +138,10 @@ class TextState:
         is_dead = last.var in self.dying or (last.alone is not None and self.uses[last.var] == 1)
         return last if last.var is node.ins[1 - over] and is_dead else None
 
-    def may_overwrite(self, var: Var) -> bool:
-        """Whether a variable has memory of its own and is read once."""
-        return var in self.fresh and self.uses[var] == 1
+    def may_overwrite(self, var: Var, node: Node | None = None) -> bool:
+        """Whether a variable has memory of its own and is read once, or by `node` last."""
+        is_last = node is not None and self.last_readers.get(var) is node
+        return var in self.fresh and (is_last or self.uses[var] == 1)
 
 
 def typed(var: Var, mesh: Mesh | None = None) -> str:

@@ -8,7 +8,7 @@ block ends, and are counted so.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 
 from meshdsl.device.ir import (
@@ -197,6 +197,49 @@ def uses(program: DeviceProgram) -> Counter[Var]:
             case Compute() | Move() | Bucket():
                 counts.update(node.reads)
     return counts
+
+
+def last_readers(program: DeviceProgram, uses: Mapping[Var, int]) -> dict[Var, Compute]:
+    """By variable that several operators of its block read, and nothing else does, the last one.
+
+    What that one writes over it, no other has: their results show none of its memory. Integers are
+    left out, whose text may be kept as indices. `uses` counts the reads of the program.
+    """
+    last: dict[Var, Compute] = {}
+    blocks = [program.body, *[node.body for node in every(program.body) if node.body]]
+    for nodes in blocks:
+        readers: dict[Var, list[Compute]] = {}
+        for node in nodes:
+            if isinstance(node, Compute):
+                for var in node.reads:
+                    if var in readers:
+                        readers[var].append(node)
+            for var in node.makes:
+                if uses[var] > 1 and var.local.dtype.kind == "float":
+                    readers[var] = []
+        for var, each in readers.items():
+            if len({*each}) == uses[var] and not any(_keeps(n, var) for n in each[:-1]):
+                last[var] = each[-1]
+    return last
+
+
+def read_before(program: DeviceProgram, readers: Mapping[Var, Compute]) -> frozenset[Var]:
+    """The variables of `last_readers`, and those that show them: under these names others read it.
+
+    What is written over them has another name.
+    """
+    read = set(readers)
+    for node in every(program.body):
+        if isinstance(node, Compute) and node.ins and node.ins[0] in read and shows_operand(node):
+            read.update(node.outs)
+    return frozenset(read)
+
+
+def _keeps(node: Compute, var: Var) -> bool:
+    """Whether the result of an operator that reads a variable has memory of it."""
+    if shows_operand(node):
+        return node.ins[0] is var
+    return node.over is var or any(node.ins[at] is var for at in overwrites(node))
 
 
 def is_constant(node: Node) -> bool:

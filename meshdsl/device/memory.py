@@ -50,6 +50,7 @@ from meshdsl.device.liveness import (
     is_constant,
     kept_after,
     kept_inside,
+    last_readers,
     left_over,
     relabels,
     shown_by,
@@ -682,6 +683,7 @@ class MemoryReuse:
 
     def __init__(self, program: DeviceProgram) -> None:
         self.program, self.uses = program, uses(program)
+        self.last_readers = last_readers(program, self.uses) if program.updates else {}
         # Variables whose memory is their own, and those that may show elements twice.
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()
@@ -724,16 +726,17 @@ class MemoryReuse:
         if over is not None:
             yield node.outs[0], over
         self.views.update(node.outs if shows and not relabels(node, self.views) else ())
-        if self._is_own(node.ins[0]) if shows else not lookup(node.name).overwrites:
+        if self._is_own(node.ins[0], node) if shows else not lookup(node.name).overwrites:
             self.fresh.update(node.outs)
 
     def _over(self, node: Compute) -> Var | None:
         ins = tuple(v.local for v in node.ins)
         numbers = frozenset(i for i, v in enumerate(node.ins) if v in self.numbers)
-        for index in lookup(node.name).written_over(ins, numbers):
+        indices = lookup(node.name).written_over(ins, numbers)
+        for index in sorted(indices, key=lambda i: self.uses[node.ins[i]] > 1):
             var = node.ins[index]
             fits = var.local == node.outs[0].local and var not in self.views
-            if fits and self._is_own(var):
+            if fits and self._is_own(var, node):
                 return var
         return None
 
@@ -745,8 +748,10 @@ class MemoryReuse:
         if kind == "zero_fill" and op in ("max", "min"):
             yield node.target, node.source
 
-    def _is_own(self, var: Var) -> bool:
-        return var in self.fresh and self.uses[var] == 1
+    def _is_own(self, var: Var, node: Node | None = None) -> bool:
+        """Whether a variable has memory of its own and is read once, or by `node` last."""
+        is_last = node is not None and self.last_readers.get(var) is node
+        return var in self.fresh and (is_last or self.uses[var] == 1)
 
 
 def own_slices(

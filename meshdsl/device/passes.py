@@ -13,6 +13,7 @@ from meshdsl.device.grouped_norms import grouped_norms
 from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.overlap import overlapped
+from meshdsl.device.reported_last import reported_last
 from meshdsl.device.saved_names import saved_names
 from meshdsl.device.sums import added_directly, summed_in_place
 from meshdsl.device.updates_in_place import updated_in_place
@@ -40,7 +41,8 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
     named = (saved_names,) if program.updates and not moved else ()
     last = (updated_in_place, *named, in_buckets, *moved, overlapped, *grouped)
     if program.pipe is None:
-        return (*((summed_in_place, added_directly) if program.updates else ()), *last)
+        first = (reported_last, summed_in_place, added_directly) if program.updates else ()
+        return (*first, *last)
     from meshdsl.device.async_updates import given_whole
     from meshdsl.device.microbatching import in_micro_batches
     from meshdsl.device.stage_local import on_one_device

@@ -174,7 +174,9 @@ def _added(call: kit.TorchCall, zeros: str, parts: str, index: str, target: kit.
     flat = kit.joined(kit.permuted(index, ids, order), start, len(positions))
     names = (*order[:start], dim, *order[start + len(positions) :])
     wide = kit.aligned(flat, names, out, full=True)
-    return f"{zeros}.scatter_add_({at}, {wide}.expand_as({parts}), {parts})"
+    # An index for each part as it is, else one for all of a row.
+    wide += "" if set(names) == set(out) else f".expand_as({parts})"
+    return f"{zeros}.scatter_add_({at}, {wide}, {parts})"
 
 
 # --- gradient --------------------------------------------------------------------------------

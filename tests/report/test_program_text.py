@@ -132,6 +132,7 @@ def two_names(lines: tuple[TextLine, ...]) -> Iterator[str]:
     """Assignments of what a call writes over, under another name than it has.
 
     A variable that the same statement of the program has assigned for itself is no name of a value.
+    Where other statements have read a value under its name, what is written over it has another.
     """
     own = {(line.node, name): line for line in lines for name in line.binds if line.node}
     tree = ast.parse("\n".join(line.text for line in lines))
@@ -143,8 +144,16 @@ def two_names(lines: tuple[TextLine, ...]) -> Iterator[str]:
                 helper = (
                     over is not None and (line.node, over) not in own and is_helper(over, lines)
                 )
-                if over not in (None, target) and not helper:
+                if over in (None, target) or helper:
+                    continue
+                if not is_read_between(str(over), lines[: node.lineno - 1]):
                     yield line.text
+
+
+def is_read_between(name: str, lines: tuple[TextLine, ...]) -> bool:
+    """Whether the last of some lines read a variable: behind its assignment, or another pass."""
+    behind = takewhile(lambda n: name not in n.binds or ".pop(" in n.text, reversed(lines))
+    return any(re.search(rf"\b{name}\b", line.text) for line in behind if line.is_statement)
 
 
 def written_over(call: ast.Call) -> str | None:
