@@ -194,8 +194,8 @@ class Bucket(Statement):
 
     @property
     def span(self) -> Span:
-        """The source of the first move."""
-        return self.moves[0].span
+        """The source of the move with the most bytes."""
+        return max(self.moves, key=lambda move: move.payload).span
 
     @property
     def phase(self) -> str:
