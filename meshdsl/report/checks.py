@@ -140,13 +140,28 @@ def check_expect(
     """
     options = _options(node, declarations)
     programs = [p for p in programs if is_about(node, p)]
-    results = [place_named(p, declarations, options, Diagnostics()) for p in programs]
+    told = Diagnostics()
+    results = [place_named(p, declarations, options, told) for p in programs]
+    # What a rule does that selects nothing is not what was meant: that comes first.
+    silent = next((d for d in told if d.code in SILENT and d.severity == "warning"), None)
+    where = None if silent is None else silent.span
+    problems = Diagnostics()
     reports = [(result.mesh, explain(lower_placed(result))) for result in results]
     for entry in node.entries:
         if isinstance(entry, ast.ExpectPlacement):
-            _check_placement(entry, results, diagnostics)
+            _check_placement(entry, results, problems)
         else:
-            _check_figure(entry, node, reports, declarations, diagnostics)
+            _check_figure(entry, node, reports, declarations, problems)
+    for problem in problems:
+        if silent is None or where is None or problem.code != "MD0401":
+            diagnostics.add(problem)
+        else:
+            help = f"first correct line {where.line}: {silent.message}"
+            diagnostics.add(replace(problem, help=help, fixes=()))
+
+
+SILENT = frozenset({"MD0304", "MD0305", "MD0306"})
+"""Codes of rules that have no effect."""
 
 
 def _options(node: ast.Expect, declarations: Declarations) -> Options:
