@@ -63,25 +63,25 @@ class MoveText:
             if not node.ahead:
                 self._list_stacks(node.collective)
                 self._about(node.collective)
-            moved = node.collective
-            variables = self.state.variables
-            hint = "bucket" if isinstance(moved, Bucket) else f"{variables.hint(moved.target)}_work"
-            work = variables.word(node.work, hint)
-            self.out.assign((work,), self._text(moved, "_start"))
+            self.out.assign((self.work(node),), self._text(node.collective, "_start"))
+
+    def work(self, node: Start | Wait) -> str:
+        """The identifier of a collective in flight."""
+        moved, variables = node.collective, self.state.variables
+        hint = "bucket" if isinstance(moved, Bucket) else f"{variables.hint(moved.target)}_work"
+        return variables.word(node.work, hint)
 
     def wait(self, node: Wait) -> None:
         """Write `w_full = w_work.wait()`."""
         with self._at(node.span):
-            work = self.state.variables.word(node.work)
-            self._assign_targets(node.collective, f"{work}.wait()")
+            self._assign_targets(node.collective, f"{self.work(node)}.wait()")
 
     def collect(self, node: Wait, index: str) -> None:
         """Write `dw[index] = dw_work.wait()`, of what arrives an iteration later."""
         with self._at(node.span):
-            work = self.state.variables.word(node.work)
             stacks = (self.state.name(self.stack_of[var]) for var in node.collective.makes)
             places = ", ".join(f"{stack}[{index}]" for stack in stacks)
-            self.out.statement(f"{places} = {work}.wait()")
+            self.out.statement(f"{places} = {self.work(node)}.wait()")
 
     def _list_stacks(self, node: Collective) -> None:
         """Write the list of the stacks of parameters that a bucket reads slices of, if it is long.
@@ -199,6 +199,7 @@ class MoveText:
         """
         anew = node.step.op in ("max", "min") and node.source.local.dtype.kind == "float"
         may_overwrite = anew or self.state.may_overwrite(node.source)
+        may_overwrite = may_overwrite or node.source in self.state.places
         return self.state.tensor(node.source) + ("" if may_overwrite else ".clone()")
 
     def _all_gather(self, node: Move, call: str) -> str:

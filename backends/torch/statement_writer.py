@@ -194,7 +194,7 @@ class StatementWriter(NotationWriter):
         if node.late:
             loop = self.loops[-1]
             before = f"{self.state.variables.word(loop.index)} {'+' if loop.reverse else '-'} 1"
-            with self.out.under(f"if {self.state.variables.word(node.work)}:"):
+            with self.out.under(f"if {self.moves.work(node)}:"):
                 self.moves.collect(node, before)
         else:
             self.moves.wait(node)
@@ -242,7 +242,7 @@ class StatementWriter(NotationWriter):
                 self.start(Start(ahead.collective, ahead.work))
         self.moves.stack_of |= {c.inside: c.outer for c in node.collected if node.late}
         for wait in node.late:
-            self.out.assign((self.state.variables.word(wait.work),), "None")
+            self.out.assign((self.moves.work(wait),), "None")
         return super().header(node)
 
     def count(self, node: DeviceLoop) -> str:
@@ -261,13 +261,15 @@ class StatementWriter(NotationWriter):
         slices = own_slices(node, self.program, state.may_overwrite, state.views)
         state.fresh = {*slices, *self._fresh_carries(node, outside)}
         at = f"[{self.state.variables.word(node.index)}]"
-        there = (c for c in node.collected if c.into_slice)
-        self.state.places.update((c.inside, PrefetchedSlice(c.outer, at)) for c in there)
+        places = {v: PrefetchedSlice(stack, at) for v, stack in node.in_slices.items()}
+        self.state.places.update(places)
+        parts = {m.source for wait in node.late for m in wait.collective.moves}
+        self.state.prefetched.update((v, at) for v, at in places.items() if v in parts)
         self.loops.append(node)
         super().body(node)
         self.loops.pop()
-        for item in node.stacked:
-            self.state.prefetched.pop(item.inside, None)
+        for var in (*(item.inside for item in node.stacked), *parts):
+            self.state.prefetched.pop(var, None)
         stacks = {c.outer for c in node.collected if not c.is_list}
         self.state.fresh = outside | stacks | sums(node)
 

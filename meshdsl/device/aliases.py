@@ -70,8 +70,8 @@ def _pairs(node: Node) -> Iterator[tuple[Var, Var]]:
             for carry in node.carries:
                 yield from ((carry.init, other) for other in (carry.inside, carry.next))
                 yield carry.init, carry.result
-            shown = (c for c in node.collected if c.is_list or c.into_slice)
-            yield from ((c.inside, c.outer) for c in shown)
+            yield from ((c.inside, c.outer) for c in node.collected if c.is_list)
+            yield from node.in_slices.items()
             yield from ((c.stack, c.outer) for c in node.collected if c.stack is not None)
 
 

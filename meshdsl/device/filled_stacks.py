@@ -52,13 +52,17 @@ class _FilledStacks(Visitor):
         if isinstance(loop, Pipeline):
             return loop
         makers = {var: node for node in loop.body for var in node.makes}
+        # An all_reduce that comes late works where what it adds up is.
+        late = (move for wait in loop.late for move in wait.collective.moves)
+        parts = {m.target: m.source for m in late if m.step.kind == "all_reduce"}
 
         def goes_into_slice(item: DeviceCollected) -> bool:
             if item.is_list or item.stack is not None:
                 return False
-            maker = makers.get(item.inside)
+            part = parts.get(item.inside, item.inside)
+            maker = makers.get(part)
             fills = isinstance(maker, Compute) and _fills(maker)
-            return fills and not self._is_handed_on(item.inside, loop)
+            return fills and not any(self._is_handed_on(v, loop) for v in {part, item.inside})
 
         each = (replace(c, into_slice=True) if goes_into_slice(c) else c for c in loop.collected)
         return replace(loop, collected=tuple(each))

@@ -388,6 +388,17 @@ class DeviceLoop(ir.Loop[Var, "Node"]):
         return tuple(node for node in self.body if isinstance(node, Wait) and node.late)
 
     @property
+    def in_slices(self) -> dict[Var, Var]:
+        """The variables in the memory of their slice of a stack, with that.
+
+        What an operator writes there, and what an all_reduce that comes late makes of it.
+        """
+        there = {c.inside: c.outer for c in self.collected if c.into_slice}
+        late = (move for wait in self.late for move in wait.collective.moves if there)
+        sources = ((m.source, m.target) for m in late if m.step.kind == "all_reduce")
+        return there | {source: there[var] for source, var in sources if var in there}
+
+    @property
     def ends(self) -> tuple[Var, ...]:
         """The values for the next iteration, and those to be collected, unless they come late."""
         late = {var for wait in self.late for var in wait.collective.makes}

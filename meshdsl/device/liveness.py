@@ -78,7 +78,7 @@ def _left_slices(nodes: tuple[Node, ...]) -> defaultdict[Var, list[Var]]:
             stack, source = item.outer, made_by.get(item.outer)
             if source is None or not (source.is_list or item.inside.local.bytes >= LARGE):
                 shown[item.inside] = stack
-        there = {c.inside: c.outer for c in loop.collected if c.into_slice}
+        there = loop.in_slices
         shown.update({v: stack for v, stack in there.items() if v.local.bytes < LARGE})
         for node in every(loop.body):
             if isinstance(node, Compute) and node.ins and node.ins[0] in shown:
@@ -262,8 +262,8 @@ def shown_by(program: DeviceProgram) -> dict[Var, Var]:
     shown: dict[Var, Var] = {}
     for node in every(program.body):
         shown.update({s.inside: s.outer for s in node.slices})
-        if node.collected:
-            shown.update({c.inside: c.outer for c in node.collected if c.into_slice})
+        if isinstance(node, DeviceLoop):
+            shown.update(node.in_slices)
         sources = {**_shown(node), **written_into(node)}
         shown.update({var: sources[var] for var in node.makes if var in sources})
     return shown

@@ -707,7 +707,7 @@ class MemoryReuse:
                 case DeviceLoop():
                     slices = own_slices(node, self.program, self._is_own, self.views)
                     outside, self.fresh = self.fresh, {*slices}
-                    self.into_slice.update(c.inside for c in node.collected if c.into_slice)
+                    self.into_slice.update(node.in_slices)
                     yield from self._block(node.body)
                     stacks = {c.outer for c in node.collected if not c.is_list}
                     self.fresh = outside | stacks | sums(node)

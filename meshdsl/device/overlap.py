@@ -109,14 +109,22 @@ class _Overlap:
         return replace(node, body=body, ahead=ahead, stacked=stacked)
 
     def _late(self, node: DeviceLoop) -> dict[Collective, str]:
-        """The last reduce_scatters of an iteration that may arrive during the next one, by `work`.
+        """The reductions of an iteration that may arrive during the next one, by `work`.
 
-        These are the last large one, and the small ones after it, which take little memory.
+        These are the last large reduce_scatter, the small ones after it, which take little memory,
+        and large all_reduces, which take none.
         """
-        scatters = _scatters(node.body) if self.trains and node.dim.size > 1 else []
+        if not self.trains or node.dim.size == 1:
+            return {}
+        scatters = _scatters(node.body)
         large = [i for i, scatter in enumerate(scatters) if _is_large(scatter)]
         last = scatters[large[-1] if large else 0 :]
+        last += [n for n in node.body if isinstance(n, Move) and self._adds_in_place(n)]
         return {n: self.work(n) for n in last if self._may_be_late(n, node)}
+
+    def _adds_in_place(self, node: Move) -> bool:
+        """Whether a move is a large all_reduce of what nothing else reads."""
+        return node.step.kind == "all_reduce" and _is_large(node) and self.uses[node.source] == 1
 
     def _may_be_late(self, scatter: Collective, node: DeviceLoop) -> bool:
         """Whether its results are only collected, and no later iteration overwrites what it sends.
@@ -178,12 +186,13 @@ class _Plans:
     def carried_out(self) -> tuple[Node, ...]:
         """The nodes, with collectives issued and waited for as planned."""
         plans = dict(self._early()) | dict(self._gathers())
-        if self.late:
+        if any(n.step.kind == "reduce_scatter" for n in self.late):
             # Before anything large is scattered again.
             scatters = (n for n in _scatters(self.nodes) if n in self.late or _is_large(n))
             first = min(scatters, key=lambda n: plans[n].start)
             plans[first] = replace(plans[first], after_waits=True)
-            waits: list[Node] = [Wait(n, work, late=True) for n, work in self.late.items()]
+            late = (n for n in self.late if n.step.kind == "reduce_scatter")
+            waits: list[Node] = [Wait(n, self.late[n], late=True) for n in late]
             self.before[1][plans[first].start] = waits
         for node, plan in plans.items():
             self._carry_out(node, plan)
@@ -203,6 +212,10 @@ class _Plans:
             waits += [Wait(node, work), Start(node, work, ahead=True)]
         elif node in self.late:
             starts.append(Start(node, self.late[node], late=True))
+            if node.step.kind == "all_reduce":
+                self.before[0].setdefault(plan.start, []).insert(
+                    0, Wait(node, self.late[node], late=True)
+                )
         elif self._computes(plan):
             work = self.overlap.work(node)
             starts.append(Start(node, work))

@@ -13,6 +13,7 @@ from meshdsl.device.grouped_norms import grouped_norms
 from meshdsl.device.grouped_updates import grouped_updates
 from meshdsl.device.ir import DeviceProgram
 from meshdsl.device.overlap import overlapped
+from meshdsl.device.reduced_in_loops import reduced_in_loops
 from meshdsl.device.reported_last import reported_last
 from meshdsl.device.saved_names import saved_names
 from meshdsl.device.sums import added_directly, summed_in_place
@@ -41,7 +42,11 @@ def passes(program: PlacedProgram, stored: Stored | None = None) -> tuple[Pass, 
     named = (saved_names,) if program.updates and not moved else ()
     last = (updated_in_place, *named, in_buckets, *moved, overlapped, *grouped)
     if program.pipe is None:
-        first = (reported_last, summed_in_place, added_directly) if program.updates else ()
+        first = (
+            (reported_last, summed_in_place, added_directly, reduced_in_loops)
+            if program.updates
+            else ()
+        )
         return (*first, *last)
     from meshdsl.device.async_updates import given_whole
     from meshdsl.device.microbatching import in_micro_batches

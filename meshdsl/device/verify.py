@@ -208,11 +208,12 @@ class _DeviceVerifier(Verifier[Var]):
         self.nodes(node.body)
         self.works, self.passing = under_way, self.passing and not isinstance(node, Pipeline)
         self.need(node.ends, node.index)
+        late = {move.target for wait in node.late for move in wait.collective.moves}
         makers = {var: maker for maker in node.body for var in maker.makes}
-        for item in (c for c in node.collected if c.into_slice):
-            maker = makers.get(item.inside)
+        for var in node.in_slices.keys() - late:
+            maker = makers.get(var)
             fills = isinstance(maker, Compute) and lookup(maker.name).fills is not None
-            assert fills, f"{item.inside.name} cannot be written to its slice"
+            assert fills, f"{var.name} cannot be written to its slice"
         # What only an iteration has is known no more: a later loop may have a variable of its name.
         stay = {v.name for v in (*outside, *(c.result for c in node.carries))}
         self.names -= {v.name for v in self.known} - stay

@@ -59,6 +59,8 @@ PROGRAMS: dict[str, tuple[str, str, str, str, Dims]] = {
     "layers in bf16": ("lm", 'adamw(accumulate=4, compute="bf16")', "data:4", "zero3", LONG_ROWS),
     "recomputed layers": ("recomputed", "adamw()", "data:4", "data_parallel", LONG),
     "state after state": ("nmt", "adamw()", "data:1", "sentences", WORDS),
+    "reduced on the way": ("lm", "adamw(clip=1.0)", "data:4", "data_parallel", WIDE),
+    "many words, split": ("lm", "adamw()", "data:2,tp:2", "vocabulary", {"vocab": 16_384}),
     "recomputed, wide": ("recomputed", 'adamw(compute="bf16")', "data:4", "zero2", WIDE),
 }
 CLOSE = 0.05
