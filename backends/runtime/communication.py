@@ -112,6 +112,11 @@ def reduce_scatter_start(x: torch.Tensor, dim: int, group: Any, op: str) -> Pend
 
 def all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: Any) -> torch.Tensor:
     """Exchange blocks: `x` whole along `split_dim` becomes whole along `concat_dim` instead."""
+    return all_to_all_start(x, split_dim, concat_dim, group).wait()  # type: ignore[no-any-return]
+
+
+def all_to_all_start(x: torch.Tensor, split_dim: int, concat_dim: int, group: Any) -> Pending:
+    """Begin an `all_to_all`."""
     size = dist.get_world_size(group)
     around = x.shape[:split_dim], x.shape[split_dim + 1 :]
     blocks = x.view(*around[0], size, x.shape[split_dim] // size, *around[1])
@@ -119,8 +124,10 @@ def all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: Any) -> 
     inner = concat_dim + (concat_dim > split_dim)
     sent = blocks.movedim((split_dim, inner), (0, 1)).contiguous()
     received = torch.empty_like(sent)
-    dist.all_to_all_single(as_numbers(received), as_numbers(sent), group=group)
-    return received.flatten(0, 1).movedim(0, concat_dim)
+    numbers = as_numbers(received), as_numbers(sent)
+    work = dist.all_to_all_single(*numbers, group=group, async_op=True)
+    joined = received.flatten(0, 1).movedim(0, concat_dim)
+    return Pending("all_to_all", work, lambda: joined)
 
 
 def permute(

@@ -46,7 +46,7 @@ from meshdsl.device.liveness import (
     uses,
 )
 from meshdsl.device.memory import own_slices
-from meshdsl.ir.program import Carry, Stacked, every
+from meshdsl.ir.program import Carry, Stacked, every, loops
 
 WritePipeline = Callable[["StatementWriter", Pipeline], None]
 
@@ -76,10 +76,13 @@ class StatementWriter(NotationWriter):
         self._left = 0, NOWHERE
         self.loops: list[DeviceLoop] = []
         self.collected, self.used_up = collected(program), used_up(program)
-        # By list, those that are one with it: a list of tuples.
+        # By list, the name under which a loop takes its entries out again.
+        taken_out = (s for n in loops(program.body, DeviceLoop) for s in n.stacked)
+        self.names_again = {s.outer: s.inside.name for s in taken_out if s.inside in self.used_up}
         # The parameters that are loaded as tuples of their slices, with the dim of these.
         is_called_again = program.updates and program.placed.named.goal is None
         self.sliced = _sliced(program) if is_called_again else {}
+        # By list, those that are one with it: a list of tuples.
         several = records(program) if len(program.lists) > 1 else ()
         self.records = {var: lists for lists in several for var in lists}
 
@@ -278,7 +281,10 @@ class StatementWriter(NotationWriter):
         super().next(node)
         # The next value of a carry may have been computed under the identifier of the last one.
         carried = {self.state.identifier(c.inside) for c in node.carries}
-        left = left_over(node, self.collected)
+        # What is taken out of its list again, under the same name, is there until then anyway.
+        again = self.names_again
+        listed = {c.inside for c in node.collected if again.get(c.outer) == c.inside.name}
+        left = (v for v in left_over(node, self.collected) if v not in listed)
         self.let_go(tuple(v for v in left if self.state.identifier(v) not in carried))
         for var in node.makes:
             self.state.variables.assign(var)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Var
+from meshdsl.device.ir import Compute, DeviceProgram, Move, Node, Var, Wait
 from meshdsl.device.liveness import kept_after, uses
 from meshdsl.ir.rewrite import reads_of
 from meshdsl.ops.opdef import lookup
@@ -27,8 +27,25 @@ def grouped_norms(program: DeviceProgram) -> DeviceProgram:
     gone: set[Node] = {node for each in sums for node in each.nodes[:-1]}
     gone |= {filled[each.other] for each in sums if each.other in filled}
     remaining = (node for node in program.body if node not in gone)
-    body = (new for n in remaining for new in (of[n].together(filled) if n in of else (n,)))
-    return replace(program, body=tuple(body)) if sums else program
+    body = [new for n in remaining for new in (of[n].together(filled) if n in of else (n,))]
+    return replace(program, body=tuple(_waiting_later(body))) if sums else program
+
+
+def _waiting_later(nodes: list[Node]) -> Iterator[Node]:
+    """The nodes, and what waits for an all_reduce right before its first reader again.
+
+    That was one of those additions, and is behind the other squares now.
+    """
+    waiting: list[Wait] = []
+    for node in nodes:
+        if isinstance(node, Wait) and not node.late and node.collective.step.kind == "all_reduce":
+            waiting.append(node)
+            continue
+        read = reads_of(node)
+        yield from (wait for wait in waiting if not set(wait.makes).isdisjoint(read))
+        waiting = [wait for wait in waiting if set(wait.makes).isdisjoint(read)]
+        yield node
+    yield from waiting
 
 
 def _is_number_of_one(move: Move) -> bool:

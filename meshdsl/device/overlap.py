@@ -141,6 +141,14 @@ class _Overlap:
             and made.issuperset(showing)
         )
 
+    def sends(self, node: Node) -> bool:
+        """Whether a node is a collective that can be waited for later."""
+        if not isinstance(node, Move | Bucket):
+            return False
+        if isinstance(node, Move) and node.step.kind == "all_to_all":
+            return node.rows is None and not node.step.is_uneven(node.source.type, self.mesh)
+        return node.step.kind in KINDS or bool(node.step.tier)
+
     def work(self, node: Collective) -> str:
         """A variable that names a collective in flight."""
         return self.names.fresh(
@@ -295,11 +303,11 @@ class _Plans:
 
     def _made_by_collective(self, var: Var) -> bool:
         maker = self.facts.made.get(var)
-        return maker is not None and _sends(self.nodes[maker])
+        return maker is not None and self.overlap.sends(self.nodes[maker])
 
     def _collectives(self) -> Iterator[tuple[int, Collective]]:
         for i, node in enumerate(self.nodes):
-            if isinstance(node, Move | Bucket) and _sends(node):
+            if isinstance(node, Move | Bucket) and self.overlap.sends(node):
                 yield i, node
 
 
@@ -314,10 +322,6 @@ def _is_large(node: Collective) -> bool:
 
 FETCHING = ("all_gather", "load")
 """What brings a stored parameter to where it is used."""
-
-
-def _sends(node: Node) -> bool:
-    return isinstance(node, Move | Bucket) and (node.step.kind in KINDS or bool(node.step.tier))
 
 
 def _computes(node: Node) -> bool:
