@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import field, replace
+from functools import partial
 
 from meshdsl.device.aliases import shared
-from meshdsl.device.ir import Bucket, DeviceProgram, Move, Node
+from meshdsl.device.ir import Bucket, DeviceProgram, Move, Node, Var
 from meshdsl.device.issue_windows import BlockAccess, IssueWindow
 from meshdsl.ir.types import LARGE
 from meshdsl.placed.collectives import COLLECTIVES
@@ -61,9 +62,11 @@ class _Buckets:
         self.mesh = program.mesh
         self.trains = bool(program.updates)
         self.owners = shared(program)
+        # What the loop around collects.
+        self.collected: set[Var] = set()
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        nodes = tuple(n.with_body(self.block) for n in nodes)
+        nodes = tuple(n.with_body(partial(self._iteration, n)) for n in nodes)
         buckets = [b for b in self._filled(nodes) if len(b.moves) > 1]
         gone = {i for b in buckets for i in b.moves}
         at: dict[int, list[Node]] = {}
@@ -75,6 +78,13 @@ class _Buckets:
             for i in range(len(nodes) + 1)
             for new in (*at.get(i, ()), *(nodes[i : i + 1] if i not in gone else ()))
         )
+
+    def _iteration(self, loop: Node, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes of an iteration: what is only collected is waited for in the next one."""
+        outside, self.collected = self.collected, {c.inside for c in loop.collected}
+        nodes = self.block(nodes)
+        self.collected = outside
+        return nodes
 
     def _filled(self, nodes: tuple[Node, ...]) -> Iterator[_Open]:
         """Every bucket of a block, those of one move too."""
@@ -119,6 +129,7 @@ class _Buckets:
 
     def _eligible(self, node: Move) -> bool:
         small = max(node.source.local.bytes, node.target.local.bytes) < SMALL
+        small |= node.step.kind == "all_reduce" and node.target in self.collected
         phase = node.phase != "output" and (node.phase != "forward" or self.trains)
         # The blocks of all devices are of one size.
         even = not node.step.is_uneven(node.source.type, self.mesh)

@@ -119,12 +119,14 @@ class _Overlap:
         scatters = _scatters(node.body)
         large = [i for i, scatter in enumerate(scatters) if _is_large(scatter)]
         last = scatters[large[-1] if large else 0 :]
-        last += [n for n in node.body if isinstance(n, Move) and self._adds_in_place(n)]
+        collectives = (n for n in node.body if isinstance(n, Move | Bucket))
+        last += [n for n in collectives if self._adds_in_place(n)]
         return {n: self.work(n) for n in last if self._may_be_late(n, node)}
 
-    def _adds_in_place(self, node: Move) -> bool:
-        """Whether a move is a large all_reduce of what nothing else reads."""
-        return node.step.kind == "all_reduce" and _is_large(node) and self.uses[node.source] == 1
+    def _adds_in_place(self, node: Collective) -> bool:
+        """Whether a collective is a large all_reduce of what nothing else reads."""
+        alone = all(self.uses[var] == 1 for var in node.reads)
+        return node.step.kind == "all_reduce" and _is_large(node) and alone
 
     def _may_be_late(self, scatter: Collective, node: DeviceLoop) -> bool:
         """Whether its results are only collected, and no later iteration overwrites what it sends.

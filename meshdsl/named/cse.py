@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from meshdsl.ir.program import Stacked
-from meshdsl.ir.rewrite import Visitor, substitute
+from meshdsl.ir.rewrite import Visitor, defined, substitute
 from meshdsl.named.ir import NamedLoop, NamedOp, NamedProgram, Node, Value
 from meshdsl.named.origins import with_kept_origins
 from meshdsl.named.simplify import drop_unused
@@ -74,6 +74,8 @@ class Merging(Visitor):
              a size nothing as large has been made since.
     earlier: those before the last operator.
     only_light: whether what is recent counts no more than other values.
+    collects: by stack, the loop that collected it, and its values.
+    slices_of: the slices of those stacks that this block has, whatever phase made them.
     """
 
     alike: Alike
@@ -89,6 +91,8 @@ class Merging(Visitor):
     recent: dict[Value, int] = field(default_factory=dict)
     earlier: dict[Value, int] = field(default_factory=dict)
     only_light: bool = False
+    collects: dict[Value, tuple[NamedLoop, Value]] = field(default_factory=dict)
+    slices_of: set[Value] = field(default_factory=set)
 
     @classmethod
     def of(cls, program: NamedProgram, alike: Alike) -> Merging:
@@ -114,6 +118,8 @@ class Merging(Visitor):
             literals=dict(self.literals),
             recent=dict(self.recent),
             earlier=dict(self.earlier),
+            collects=dict(self.collects),
+            slices_of=set(self.slices_of),
         )
 
     def now(self, node: N) -> N:
@@ -138,9 +144,48 @@ class Merging(Visitor):
         inner = self.inside(loop)
         inner.numbers_carried(loop)
         stacked = inner.slices(loop.stacked)
+        inner.computed_before(replace(loop, stacked=stacked), self.collects)
         body = inner.nodes(loop.body)
         self.leave(inner)
-        return self.without_equal_stacks(replace(loop, body=body, stacked=stacked))
+        loop = self.without_equal_stacks(replace(loop, body=body, stacked=stacked))
+        self.collects.update((c.outer, (loop, c.inside)) for c in loop.collected)
+        return loop
+
+    def computed_before(
+        self, loop: NamedLoop, collects: Mapping[Value, tuple[NamedLoop, Value]]
+    ) -> None:
+        """Note what an earlier loop has computed of values, where this one has slices of both.
+
+        So a backward pass reads what it has of the forward pass, and computes none of it again.
+        """
+        ours: dict[NamedLoop, dict[Value, Value]] = {}
+        for item in loop.stacked:
+            if item.outer in collects:
+                before, value = collects[item.outer]
+                ours.setdefault(before, {})[value] = item.inside
+        for before, slices in ours.items():
+            if before.dim != loop.dim:
+                continue
+            of_both = {item.outer: item.inside for item in loop.stacked}
+            known = {s.inside: of_both[s.outer] for s in before.stacked if s.outer in of_both}
+            known |= slices
+            own = {v for node in (before, *before.body) for v in defined(node)} - known.keys()
+            for op in before.body:
+                if isinstance(op, NamedOp) and own.isdisjoint(op.ins):
+                    self._is_there(op, known, slices)
+
+    def _is_there(
+        self, op: NamedOp, known: Mapping[Value, Value], slices: Mapping[Value, Value]
+    ) -> None:
+        """Note an operator of another loop if its result is one of the `slices` of this one."""
+        is_merged = op.kind is None and op.block is None and not lookup(op.name).overwrites
+        if not is_merged or len(op.outs) > 1 or op.out not in slices:
+            return
+        op = replace(op, ins=tuple(known.get(v, v) for v in op.ins), outs=(slices[op.out],))
+        number, before = self._equal(op)
+        before.append(op)
+        self.numbers[op.out] = number
+        self.slices_of.add(op.out)
 
     def numbers_carried(self, loop: NamedLoop) -> None:
         """Let a loop read numbers that it carries unchanged as what they are.
@@ -236,7 +281,7 @@ class Merging(Visitor):
 
     def _may_stand_for(self, first: NamedOp, again: NamedOp) -> bool:
         """Whether the result of `first` may be read in place of that of `again`."""
-        if first.phase != again.phase:
+        if first.phase != again.phase and first.out not in self.slices_of:
             is_recent = first.out in self.recent and not self.only_light
             is_there = is_recent or self._is_light(again)
             if first.block is not None or not is_there:

@@ -11,6 +11,8 @@ import pytest
 from meshdsl.named.cse import cse
 from meshdsl.placed.ir import Apply, PlacedLoop, PlacedProgram, Reshard, walk
 from tests.compiling import compile_text, named, run_text
+from tests.programs.harness import Case
+from tests.training.stepping import check_step
 from tests.work import calls
 
 HEAD = """
@@ -72,6 +74,36 @@ def test_what_is_large_is_made_again_after_something_as_large() -> None:
     program = placed(later.replace("x[a, k]", "x[a, k, d]").replace("x, w ->", "x[d = 0], w ->"))
     assert operators(program, "forward").count("exp") == 1
     assert operators(program, "backward").count("exp") == 1
+
+
+RECURRENCE = """
+dim layers = 3
+program test(x[a, k], y[a, k]) {
+  h = x
+  repeat layers {
+    param w[k]
+    s = linear_recurrence[a](sigmoid(h * w), h)
+    before = shift[a](s, 1)
+    h = h + before * w
+  }
+  loss = mean((h - y)^2)
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+@pytest.mark.parametrize("layout", ["none", "split"])
+def test_a_backward_loop_reads_what_the_forward_loop_has_of_the_same(layout: str) -> None:
+    """The gradient of a recurrence reads what was there before: `before`, which is kept anyway."""
+    again = RECURRENCE.replace("h = h + before * w", "h = h + before")
+    rules = "layout split { a -> q }\n"
+    program, other = (placed(rules + text, layout) for text in (RECURRENCE, again))
+    loops = [node for node in program.body if isinstance(node, PlacedLoop)]
+    shifts = [operators(each, "backward").count("shift") for each in (program, other)]
+    assert len(loops[0].collected) == 3  # the state itself is not kept
+    assert shifts[0] == shifts[1] - 1  # without `w` nothing keeps `before`
+    check_step(Case(HEAD + RECURRENCE, "p:1,q:2", "{ a -> q }" if layout == "split" else "{ }"))
 
 
 def test_what_numbers_make_is_a_number() -> None:
