@@ -82,11 +82,15 @@ class OperatorText:
             self.state.variables.assign(node.outs[0])
         else:
             self._assign(node, text)
+        self._note_helpers(node, call)
+        self._has_memory(node)
+
+    def _note_helpers(self, node: Compute, call: TorchText) -> None:
+        """Note which helper variables of the statement are to be deleted: large ones."""
         converted = self._kept_long(node, call) if call.long or call.numbers else set()
         # They may be twice as wide as their operands.
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.state.helpers = [name for name in call.helpers if name not in converted]
-        self._has_memory(node)
 
     def _in_place(self, node: Compute, over: Var, text: str) -> None:
         """Write an in-place operator: chained to the assignment right above, if both fit a line."""
@@ -232,8 +236,7 @@ class OperatorText:
         """Write what changes a variable; the result has no name of its own."""
         for line in call.lines:
             self.out.statement(line)
-        if call.numbers:
-            self._kept_long(node, call)
+        self._note_helpers(node, call)
         if over in self.state.prefetched:
             self.out.statement(text)
         elif self._has_name_of(node.outs[0], over):

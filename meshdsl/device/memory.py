@@ -65,7 +65,7 @@ from meshdsl.diagnostics import fail
 from meshdsl.ir.program import every
 from meshdsl.ir.program import every as every_node
 from meshdsl.ir.rewrite import free, reads_of
-from meshdsl.ir.types import TensorType
+from meshdsl.ir.types import I32, I64, LARGE, TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.placements import Mesh
 from meshdsl.placed.strategies import flops
@@ -117,7 +117,11 @@ def gradients(program: DeviceProgram) -> frozenset[Var]:
     settled = {t.value: t.placement for t in tensors if t.value not in compressing}
     every = (v for node in program.body for v in node.makes)
     taken = () if program.pipeline is None else program.pipeline.taken
-    return frozenset((*taken, *(v for v in every if settled.get(v.value) == v.placement)))
+    there = [v for v in every if settled.get(v.value) == v.placement]
+    # What a loop has reduced is collected in another placement (`reduced_in_loops.py`).
+    missing = settled.keys() - {v.value for v in (*taken, *there)}
+    stacks = (c.outer for node in program.body for c in node.collected)
+    return frozenset((*taken, *there, *(v for v in stacks if v.value in missing)))
 
 
 # --- allocated memory --------------------------------------------------------------------------
@@ -327,12 +331,21 @@ class MemoryWalk:
             self.held.bind(var.name, block)
 
     def _scratch(self, node: Compute) -> int:
-        """Scratch memory of an operator; a CPU widens an operand before it is added."""
-        scratch = lookup(node.name).scratch
-        if scratch is not None:
+        """Scratch memory of an operator; a CPU widens an operand before it is added.
+
+        So are indices of i32: a large tensor of them is made i64 for each that reads it.
+        """
+        record, wide = lookup(node.name), 0
+        if record.indices is not None:
+            index = self.local(node.ins[record.indices])
+            wide = index.elements * I64.bytes * (index.dtype == I32)
+            wide *= wide >= LARGE
+        if record.scratch is not None:
             numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
             update, sig = self.streamed.get(node), self.sized(node).local
-            return update.scratch(sig, numbers) if update else scratch(sig, numbers)
+            return wide + (update.scratch(sig, numbers) if update else record.scratch(sig, numbers))
+        if wide:
+            return wide
         if node.onto is None or node.name != "add":
             return 0
         total, part = map(self.local, node.ins)

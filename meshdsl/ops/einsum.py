@@ -10,6 +10,7 @@ from meshdsl.ops import arithmetic_gradients, kit, zeros
 from meshdsl.ops.einsum_text import (
     added_product,
     adding_text,
+    between,
     einsum_text,
     filling_text,
     is_contiguous,
@@ -95,14 +96,9 @@ _SAMPLES = kit.samples(
 
 
 def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
-    """The bytes of a product of two operands that has all dims of the result and is summed."""
+    """The bytes of sums of operands before their product, and of a product that is summed."""
     del numbers
-    if len(sig.ins) != 2:
-        return 0
-    remaining = set(sig.outs[0].names)
-    shared = [d.size for d in sig.ins[0].dims if sig.ins[1].has(d.name)]
-    summed = remaining < {d.name for d in sig.ins[0].dims if sig.ins[1].has(d.name)}
-    return math.prod(shared) * sig.outs[0].dtype.bytes if remaining and summed else 0
+    return between(sig.ins, sig.outs[0]) * sig.outs[0].dtype.bytes
 
 
 def _may_add(sig: kit.Signature, split: frozenset[str], gaps: frozenset[int]) -> bool:

@@ -264,6 +264,39 @@ def _unflattened(call: kit.TorchCall, groups: _RoleGroups, rows_are_flat: bool) 
     return suffix
 
 
+def between(ins: kit.Types, out: kit.TensorType) -> int:
+    """The elements of what the text of an einsum makes beside its result, copies apart.
+
+    `torch.einsum`, where nothing else fits, is taken for a product of matrices.
+    """
+    if len(ins) != 2:
+        return 0
+    sizes = {d.name: d.size for t in ins for d in t.dims}
+    shared = {*ins[0].names} & {*ins[1].names}
+    every = [tuple(n for n in t.names if out.has(n) or n in shared) for t in ins]
+    summed = [dims for dims, t in zip(every, ins, strict=True) if dims != t.names]
+    if not shared <= {*out.names} and not _is_matmul(every, out.names):
+        large, small = sorted(every, key=lambda dims: -len(dims))
+        if {*small} <= {*large} and {*small} & {*out.names}:
+            summed.append(large)
+    return sum(math.prod(sizes[n] for n in dims) for dims in summed)
+
+
+def _is_matmul(every: list[kit.Names], target: kit.Names) -> bool:
+    """Whether there is a matmul for operands of these dims (`_written`)."""
+    a, b = (Term("", dims) for dims in every)
+    for left, right in ((a, b), (b, a)):
+        for groups in _groupings(left, right, target):
+            if groups.rows and groups.cols:
+                return True
+            sides = (groups.batch, groups.rows, groups.k), (groups.batch, groups.k, groups.cols)
+            first = _plain_left(left, groups) is not None or _side(left, *sides[0]) is not None
+            fits = first and _side(right, *sides[1]) is not None and groups.result == target
+            if fits and not groups.batch:
+                return True
+    return False
+
+
 # --- products added to a sum -----------------------------------------------------------------
 
 

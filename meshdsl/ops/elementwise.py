@@ -92,6 +92,7 @@ kit.pointwise(
     "div", 2, lambda x, y: np.divide(x, y), "{0} / {1}", infix="/", accept="float",
     check=_no_integers, exact=False,
     linear=[(0,)], gradient=grads.div_gradient, in_place=["{0}.div_({1})"], fold=operator.truediv,
+    scratch=lambda sig, numbers: sig.outs[0].bytes if 0 in numbers else 0,  # reciprocals
     zeros=zeros.passes(0),
     meaning="The first tensor over the second, element by element; of floats only.",
 )  # fmt: skip

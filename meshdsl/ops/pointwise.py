@@ -13,6 +13,7 @@ from meshdsl.ops.opdef import (
     Infer,
     NumpyCall,
     OpDef,
+    Scratch,
     Spelling,
     Surface,
     TorchCall,
@@ -64,6 +65,7 @@ def pointwise_record(
     zeros: ZeroRule | None = None,
     keeps_zero: bool = False,
     imports: tuple[str, ...] = (),
+    scratch: Scratch | None = None,
 ) -> OpDef:
     """The record of a pointwise operator on operands of one dtype.
 
@@ -96,6 +98,7 @@ def pointwise_record(
         keeps_zeros=keeps_zero,
         meaning=meaning,
         imports=imports,
+        scratch=scratch,
     )
 
 

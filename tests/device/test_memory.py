@@ -138,6 +138,35 @@ def test_a_result_takes_memory_where_it_does_not_show_its_operand(case: str) -> 
     assert held + allocated(run) == pytest.approx(report["peak"], rel=CLOSE)
 
 
+BETWEEN = {
+    "a product that is summed": ("y[n, d], z[n, e]", "loss = mean(square((y * w) * (z * u)))"),
+    "sums before a product": (
+        "y[n, d], z[n, c]", "v = y * w\n  loss = mean(square(einsum(v, v * z -> [n])))"
+    ),
+    "a number over a tensor": ("y[n, d]", "loss = mean(2.0 / (y + w))"),
+    "indices that are computed": (
+        "i[n, c]: i32, y[n, c, d]", "loss = mean(square((t * 2.0)[k = i % 5] - y))"
+    ),
+    "indices of an order": (
+        "y[n, d]",
+        "v = tanh(y * w)\n  a, ia = sort[d](v)\n  b, ib = sort[n](v)\n"
+        "  loss = mean(square(a)) + mean(square(b)) + mean(square(v))",
+    ),
+}  # fmt: skip
+"""What texts of operators make beside their results: inputs, and statements."""
+
+
+@pytest.mark.parametrize("case", BETWEEN)
+def test_what_is_made_between_is_counted(case: str) -> None:
+    inputs, body = BETWEEN[case]
+    text = "dim n = 65_536, c = 4, d = 8, e = 6, k = 5\nlayout one { n -> none }\n"
+    text += f"program p({inputs}) {{\n  param w[d]\n  param u[e]\n  param t[k, d]\n  {body}\n"
+    text += "  return loss\n  minimize loss with sgd()\n}\n"
+    program = made(text, "sgd()", "data:1", "one", {})
+    held, run = first_device(program)
+    assert held + allocated(run) == pytest.approx(memory(program.device)["peak"], rel=0.001)
+
+
 SLICES = """
 dim steps = 16, batch = 512, io = 512
 layout one { batch -> none }

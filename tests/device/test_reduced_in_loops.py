@@ -8,6 +8,7 @@ import pytest
 from meshdsl.device import buckets
 from meshdsl.device.filled_stacks import filled_stacks
 from meshdsl.device.ir import DeviceLoop, DeviceProgram, Move
+from meshdsl.device.memory import memory
 from meshdsl.device.reduced_in_loops import reduced_in_loops
 from meshdsl.ir.program import loops
 from meshdsl.report.explanation import explain
@@ -76,3 +77,5 @@ def test_only_large_ones_are_and_nothing_is_copied(layout: str) -> None:
     assert reduced(program) == [("d_down", 3), ("d_up", 3)]
     (loop,) = (n for n in loops(program.body, DeviceLoop) if n.late)
     assert all(m.source in loop.in_slices for wait in loop.late for m in wait.collective.moves)
+    report = memory(program)
+    assert report["grads"] == report["params"]
