@@ -437,7 +437,7 @@ class OperatorText:
         block = self.out.blocks[-1]
         self.long.update((node.ins[i], (name, block)) for i, name in small.items())
         self.ints.update((node.ins[i], (name, block)) for i, name in call.numbers.items())
-        return {*small.values()}
+        return {*small.values(), *call.numbers.values()}
 
     def _ints(self, node: Compute) -> dict[int, str]:
         """By operand, the variable that has it as an int, if one that can be read here does."""
