@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from functools import partial
 
 from meshdsl.device.aliases import shared
-from meshdsl.device.ir import Bucket, DeviceProgram, Move, Node, Var
+from meshdsl.device.ir import Bucket, Compute, DeviceProgram, Move, Node, Var
 from meshdsl.device.issue_windows import BlockAccess, IssueWindow
 from meshdsl.ir.types import LARGE
 from meshdsl.placed.collectives import COLLECTIVES
@@ -113,7 +113,7 @@ class _Buckets:
         Variables from outside the block are gathered when needed; all others are sent when made.
         """
         for i, node in enumerate(block.nodes):
-            if isinstance(node, Move) and self._eligible(node):
+            if isinstance(node, Move) and self._eligible(node, block):
                 gathers = node.step.kind == "all_gather"
                 late = gathers and node.source not in block.made
                 # Delaying the gather of a result made before the update would only take memory.
@@ -127,9 +127,14 @@ class _Buckets:
             return IssueWindow(i, window.needed)
         return window
 
-    def _eligible(self, node: Move) -> bool:
+    def _eligible(self, node: Move, block: BlockAccess) -> bool:
         small = max(node.source.local.bytes, node.target.local.bytes) < SMALL
-        small |= node.step.kind == "all_reduce" and node.target in self.collected
+        maker = block.nodes[block.made[node.source]] if node.source in block.made else None
+        small |= (
+            node.step.kind == "all_reduce"
+            and node.target in self.collected
+            and isinstance(maker, Compute)
+        )
         phase = node.phase != "output" and (node.phase != "forward" or self.trains)
         # The blocks of all devices are of one size.
         even = not node.step.is_uneven(node.source.type, self.mesh)

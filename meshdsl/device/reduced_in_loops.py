@@ -13,13 +13,14 @@ from meshdsl.device import buckets
 from meshdsl.device.ir import Compute, DeviceCollected, DeviceLoop, DeviceProgram, Move, Node, Var
 from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, names_of
-from meshdsl.ir.program import block_loops
+from meshdsl.ir.program import block_loops, every
 
 
 def reduced_in_loops(program: DeviceProgram) -> DeviceProgram:
     """The program with such reductions, one for each iteration of the loop that collects them.
 
-    Of slices below `buckets.SMALL` one collective on all of them takes less time.
+    Of slices below `buckets.SMALL` one collective on all of them takes less time. So it does where
+    the iterations wait for other collectives on the same axes.
     """
     reads = uses(program)
     moves = {n.source: n for n in program.body if isinstance(n, Move) and _adds_up(n)}
@@ -52,10 +53,13 @@ class _Reducing:
         makers = {v: n for n in loop.body if isinstance(n, Compute) for v in n.makes}
         reduced: dict[Node, list[Move]] = {}
         collected = list(loop.collected)
+        busy = {a for n in every(loop.body) if isinstance(n, Move) for a in n.step.axes}
         for index, item in enumerate(collected):
             move, maker = self.moves.get(item.outer), makers.get(item.inside)
             if move is None or maker is None or not self._is_worth(item, loop):
                 continue
+            if not busy.isdisjoint(move.step.axes):
+                continue  # what the iteration waits for would queue behind it
             inner = self._of_one(move, item.inside)
             reduced.setdefault(maker, []).append(inner)
             collected[index] = replace(item, inside=inner.target, outer=move.target)

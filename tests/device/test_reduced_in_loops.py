@@ -66,7 +66,10 @@ def test_numbers_and_bytes_are_those_of_one_behind_the_loop(
     check_bytes(explain(within), one)
     moves = [n for n in before.body if isinstance(n, Move) and n.step.kind == "all_reduce"]
     stacks = [m.target.hint for m in moves if m.source.local.names[:1] == ("layers",)]
-    assert {(name, 3) for name in stacks} <= {*reduced(within)}
+    if case[0] in ("data_parallel", "zero1", "megatron"):
+        assert {(name, 3) for name in stacks} <= {*reduced(within)}
+    elif case[1] == "optimal":  # on the same axis are collectives that the iterations wait for
+        assert not reduced(within)
 
 
 @pytest.mark.parametrize("layout", ["{ b -> d }", "{ b -> d, state: i -> d }"])

@@ -42,8 +42,9 @@ def test_the_published_classes_are_the_fastest(sizes: dict[str, int], published:
     assert min(found, key=found.__getitem__) == published
     # The columns of every product, as Megatron has them, are the conventional recipe. Beside groups
     # of heads, and for rows that are split, masked scores are computed, too. A cross-entropy whose
-    # classes are split adds its gradient at the targets, which takes columns less time than it did.
-    assert found["columns"] > found[published] * 1.005
+    # classes are split adds its gradient at the targets, and gradients go in buckets while others
+    # are computed: of 8,192 tokens that leaves columns behind by a quarter of a percent.
+    assert found["columns"] > found[published] * 1.002
 
 
 def test_the_margin_is_as_small_as_published() -> None:
