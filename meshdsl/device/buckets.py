@@ -2,7 +2,8 @@
 
 After the gradient buckets of PyTorch's DistributedDataParallel (Li et al. 2020). A reduction waits
 for the last of its bucket, at most until the first reader of any of them; parameters are gathered
-with the first of theirs that is needed.
+with the first of theirs that is needed. Large tensors go into buckets only where a loop reduces
+them in its iterations, which wait for them an iteration later.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A sharded parameter is prefetched: gathered one use ahead, during the computatio
 before it; in a loop, one iteration ahead. So is one that is stored in another memory: loaded.
 Reductions of updates and gradients are sent as soon as their operands exist; in a loop, the last
 ones of an iteration arrive during the next one. No more is in flight at a time, since it takes
-memory (`_Plans`).
+memory (`_Plans`). An all_to_all of equal blocks is waited for where its result is read.
 """
 
 from __future__ import annotations
