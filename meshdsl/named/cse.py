@@ -3,9 +3,9 @@
 After expansion a backward pass recomputes results of its forward pass: the maximum and the sum
 of a softmax over a split dim, each behind a collective. No large tensor is kept longer for it: one
 phase reads of another only results smaller than the operands, or than which nothing as large has
-been made since, and none of a `recompute` block. A backward loop reads what it has slices of anyway: if
-these hold an operator's operands and its result, it is not done again. What is computed of numbers
-is a number.
+been made since, and none of a `recompute` block. A backward loop reads what it has slices of
+anyway: if these are an operator's operands and its result, it is not done again. What is computed
+of numbers is a number.
 (Value numbering, Alpern, Wegman and Zadeck 1988.)
 """
 
