@@ -18,20 +18,28 @@ class RowsOptions(AsData):
 
 
 def command(
+    given: RowsOptions,
     operator: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="OPERATOR",
-            help="An operator, such as einsum, add, + or softmax.",
+            help="An operator, such as einsum, add, + or softmax. [default: all of them]",
+            show_default=False,
             autocompletion=complete.operators,
         ),
-    ],
-    given: RowsOptions,
+    ] = None,
 ) -> None:
-    """List the sharding rules of an operator."""
+    """List the sharding rules of an operator, or all operators."""
     with common.reporting(given.json):
-        from meshdsl.report.rule_tables import describe, find, rows_text
+        from meshdsl.report.rule_tables import describe, find, meanings, meanings_text, rows_text
 
+        if operator is None:
+            known = meanings()
+            if given.json:
+                common.print_json(known)
+                return
+            typer.echo(meanings_text(known), nl=False)
+            return
         facts = describe(find(operator), given.every)
         if given.json:
             common.print_json(facts)

@@ -16,7 +16,7 @@ from meshdsl.ops.requirements import listed
 from meshdsl.option_edits import known_values
 from meshdsl.placed.sharding_rules import Row, rows
 from meshdsl.report.document import aligned
-from meshdsl.report.schema import CallFacts, OperatorFacts, ShardingRow, TypeFacts
+from meshdsl.report.schema import CallFacts, OperatorFacts, OperatorMeanings, ShardingRow, TypeFacts
 
 VERSION = 1
 _M, _K, _N = Dim("m", 4), Dim("k", 6), Dim("n", 8)
@@ -66,6 +66,12 @@ def describe(opdef: OpDef, every_call: bool = False) -> OperatorFacts:
     if every_call:
         facts["hold_but_are_not_used"] = dict(opdef.true_rows)
     return facts
+
+
+def meanings() -> OperatorMeanings:
+    """What every operator computes."""
+    records = sorted(load_all().items())
+    return {"version": VERSION, "operators": {name: opdef.meaning for name, opdef in records}}
 
 
 def _call(opdef: OpDef, sample: Sample) -> CallFacts:
@@ -125,6 +131,12 @@ def _whole(sig: Signature, factors: Factors) -> list[str]:
 
 
 # --- for people --------------------------------------------------------------------------------
+
+
+def meanings_text(facts: OperatorMeanings) -> str:
+    """The result of `meanings` as text, a line for each."""
+    table = [[name, meaning] for name, meaning in facts["operators"].items()]
+    return "\n".join(aligned(table)) + "\n"
 
 
 def rows_text(found: OperatorFacts) -> str:

@@ -615,6 +615,13 @@ class OperatorFacts(TypedDict):
     hold_but_are_not_used: NotRequired[dict[str, str]]
 
 
+class OperatorMeanings(TypedDict):
+    """`rows` without an operator: what each computes, by name."""
+
+    version: int
+    operators: dict[str, str]
+
+
 # --- search --------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,7 @@ COMMANDS: dict[str, tuple[list[str], Any]] = {
         schedule_schema.ScheduleFacts,
     ),
     "rows": (["rows", "einsum"], schema.OperatorFacts),
+    "all operators": (["rows"], schema.OperatorMeanings),
     "all rows": (["rows", "relu", "--all"], schema.OperatorFacts),
     "search": (
         ["search", "mlp.mdsl", "--front", "--certificate", "--devices", "4"],

@@ -53,6 +53,12 @@ def test_rows_are_those_of_the_compiler(name: str) -> None:
     assert all(line == line.rstrip() for line in text.split("\n"))
 
 
+def test_without_an_operator_all_are_listed() -> None:
+    lines = run().splitlines()
+    assert [line.split()[0] for line in lines] == sorted(load_all())
+    assert all(load_all()[line.split()[0]].meaning in line for line in lines)
+
+
 def test_signs_are_names_too() -> None:
     assert run("+") == run("add")
     assert run("and").startswith("logical_and: ")
