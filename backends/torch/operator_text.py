@@ -82,7 +82,8 @@ class OperatorText:
             self.state.variables.assign(node.outs[0])
         else:
             self._assign(node, text)
-        self._note_helpers(node, call)
+        if call.helpers:
+            self._note_helpers(node, call)
         self._has_memory(node)
 
     def _note_helpers(self, node: Compute, call: TorchText) -> None:
@@ -236,7 +237,8 @@ class OperatorText:
         """Write what changes a variable; the result has no name of its own."""
         for line in call.lines:
             self.out.statement(line)
-        self._note_helpers(node, call)
+        if call.helpers:
+            self._note_helpers(node, call)
         if over in self.state.prefetched:
             self.out.statement(text)
         elif self._has_name_of(node.outs[0], over):

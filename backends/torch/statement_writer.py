@@ -6,7 +6,7 @@ Moves, operators and passes have writers of their own, which share one `TextStat
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from meshdsl.backends.torch.block_text import BlockText
@@ -77,8 +77,7 @@ class StatementWriter(NotationWriter):
         self.loops: list[DeviceLoop] = []
         self.collected, self.used_up = collected(program), used_up(program)
         # By list, the name under which a loop takes its entries out again.
-        taken_out = (s for n in loops(program.body, DeviceLoop) for s in n.stacked)
-        self.names_again = {s.outer: s.inside.name for s in taken_out if s.inside in self.used_up}
+        self.names_again = _taken_out(program, self.used_up) if self.used_up else {}
         # The parameters that are loaded as tuples of their slices, with the dim of these.
         is_called_again = program.updates and program.placed.named.goal is None
         self.sliced = _sliced(program) if is_called_again else {}
@@ -408,6 +407,12 @@ class StatementWriter(NotationWriter):
     def next_text(self, carry: Carry[Var]) -> str:
         """The text of the next value, as a tensor."""
         return self.state.tensor(carry.next)
+
+
+def _taken_out(program: DeviceProgram, used_up: Collection[Var]) -> dict[Var, str]:
+    """By list, the name of the slices that are taken from its end."""
+    slices = (s for loop in loops(program.body, DeviceLoop) for s in loop.stacked)
+    return {s.outer: s.inside.name for s in slices if s.inside in used_up}
 
 
 def _sliced(program: DeviceProgram) -> dict[Var, str]:

@@ -77,9 +77,10 @@ class TextState:
             taken = taken.union(name.partition(".")[0] for name in modules)
         self.uses = uses(program)
         self.last_readers = last_readers(program, self.uses) if program.updates else {}
-        readers = self.last_readers
+        readers, in_turn = self.last_readers, self.over
         self.read_before = read_before(program, readers) if readers else frozenset()
-        in_turn = {new: old for new, old in self.over.items() if old not in self.read_before}
+        if readers:
+            in_turn = {new: old for new, old in in_turn.items() if old not in self.read_before}
         self.variables = Variables(program, taken, in_turn)
         self.used: set[str] = set()
         self.imports: set[str] = set()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from meshdsl.ops import arithmetic_gradients, kit, zeros
 from meshdsl.ops.einsum_text import (
@@ -95,12 +93,6 @@ _SAMPLES = kit.samples(
 )
 
 
-def _scratch(sig: kit.Signature, numbers: Mapping[int, Any]) -> int:
-    """The bytes of sums of operands before their product, and of a product that is summed."""
-    del numbers
-    return between(sig.ins, sig.outs[0]) * sig.outs[0].dtype.bytes
-
-
 def _may_add(sig: kit.Signature, split: frozenset[str], gaps: frozenset[int]) -> bool:
     """Whether it is a product of matrices: nothing is rounded before it is added."""
     del split
@@ -130,7 +122,7 @@ kit.operator(
     zeros=zeros.summed_product,
     precision="compute",
     shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
-    scratch=_scratch,
+    scratch=lambda sig, numbers: between(sig.ins, sig.outs[0]) * sig.outs[0].dtype.bytes,
     adds=adding_text,
     adds_to=_may_add,
     fills=filling_text,

@@ -275,9 +275,10 @@ def between(ins: kit.Types, out: kit.TensorType) -> int:
     shared = {*ins[0].names} & {*ins[1].names}
     every = [tuple(n for n in t.names if out.has(n) or n in shared) for t in ins]
     summed = [dims for dims, t in zip(every, ins, strict=True) if dims != t.names]
-    if not shared <= {*out.names} and not _is_matmul(every, out.names):
+    if not shared <= {*out.names}:
         large, small = sorted(every, key=lambda dims: -len(dims))
-        if {*small} <= {*large} and {*small} & {*out.names}:
+        is_sum = {*small} <= {*large} and {*small} & {*out.names}
+        if is_sum and not _is_matmul(every, out.names):
             summed.append(large)
     return sum(math.prod(sizes[n] for n in dims) for dims in summed)
 
