@@ -330,7 +330,7 @@ class TorchCall(Protocol):
         """Assign `text`, operand `index` as an int of Python, to a variable; returns that."""
 
     def let_all(self, hints: tuple[str, ...], text: str) -> tuple[str, ...]:
-        """Assign the several values of `text` to fresh variables; returns these."""
+        """Assign the several values of `text` to variables, fresh unless some have them."""
 
     def let_long(self, index: int, text: str) -> str:
         """Assign `text`, operand `index` as i64, to a variable; returns that."""
