@@ -50,7 +50,8 @@ class _Reducing:
 
     def loop(self, loop: DeviceLoop) -> DeviceLoop:
         """A loop with the reductions of what it collects."""
-        makers = {v: n for n in loop.body if isinstance(n, Compute) for v in n.makes}
+        computed = (n for n in loop.body if isinstance(n, Compute) and len(n.outs) == 1)
+        makers = {node.out: node for node in computed}
         reduced: dict[Node, list[Move]] = {}
         collected = list(loop.collected)
         busy = {a for n in every(loop.body) if isinstance(n, Move) for a in n.step.axes}
@@ -60,7 +61,7 @@ class _Reducing:
                 continue
             if not busy.isdisjoint(move.step.axes):
                 continue  # what the iteration waits for would queue behind it
-            inner = self._of_one(move, item.inside)
+            inner = self._of_one(move, maker)
             reduced.setdefault(maker, []).append(inner)
             collected[index] = replace(item, inside=inner.target, outer=move.target)
             self.gone.add(move)
@@ -74,9 +75,11 @@ class _Reducing:
         lies = whole.local.names[:1] == (loop.dim.name,) and part.placement == whole.placement
         return is_stack and lies and part.local.bytes >= buckets.SMALL and loop.dim.size > 1
 
-    def _of_one(self, move: Move, part: Var) -> Move:
-        """The reduction of one slice."""
+    def _of_one(self, move: Move, maker: Compute) -> Move:
+        """The reduction of the slice that an operator makes."""
+        (part,), phase = maker.outs, maker.phase
         name, after = self.names.fresh(move.target.name), move.target.placement
         target = replace(part, name=name, placement=after, hint=move.target.hint)
         step = replace(move.step, before=part.placement, after=after)
-        return replace(move, step=step, source=part, target=target).counted(self.mesh)
+        move = replace(move, step=step, source=part, target=target, phase=phase)
+        return move.counted(self.mesh)
