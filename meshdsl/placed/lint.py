@@ -533,7 +533,7 @@ def _selects_some(rule: Rule, values: Iterable[Value]) -> bool:
 def _selects_summed(rule: Rule, program: NamedProgram, layout: Layout) -> bool:
     """Whether a rule splits a dim that the operator of a tensor reduces, or its definition."""
     made = (op for op in walk(program.body) for v in op.outs if _names(rule, v))
-    forms = (form for op in made for form in (op, *_definition(op)))
+    forms = (form for op in made for form in (op, *definition(op)))
     return any(
         rule.dim in dict(layout.summed(v, op)) for op in forms for v in op.outs if _names(rule, v)
     )
@@ -544,10 +544,10 @@ def _names(rule: Rule, value: Value) -> bool:
     return selects(rule.selector, value) == TENSOR
 
 
-def _definition(op: NamedOp) -> tuple[NamedOp, ...]:
+def definition(op: NamedOp) -> tuple[NamedOp, ...]:
     """What an operator is where a dim that it works along is split, if it is defined so."""
-    definition = expand(op, {}) if lookup(op.name).composite else None
-    return () if definition is None else definition.ops
+    expanded = expand(op, {}) if lookup(op.name).composite else None
+    return () if expanded is None else expanded.ops
 
 
 def binds_inside(rule: Rule, program: NamedProgram) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Span
 from meshdsl.named.ir import NamedProgram, Value, loops_of, values_of, walk
 from meshdsl.placed.layout import STORAGE, Binding, Layout, Rule
-from meshdsl.placed.lint import binds_inside
+from meshdsl.placed.lint import binds_inside, definition
 from meshdsl.placed.pipelined import Piped
 from meshdsl.placed.placements import Placement
 from meshdsl.placed.request import Request
@@ -97,12 +97,13 @@ class _Requested:
     """All that a layout requests of a program: placed programs follow from it, and are as equal.
 
     `bound` has, for each value, where it is placed and which dims are to be whole: as made, as
-    used, and as stored. `summed` are the splits of dims that operators reduce.
+    used, and as stored. `summed` are the splits of dims that operators reduce, or what defines them
+    does: by the operator's first result, and the place of what reduces.
     """
 
     pipe: Piped | None
     bound: tuple[tuple[Placed, ...], ...]
-    summed: Mapping[Value, tuple[tuple[str, tuple[str, ...]], ...]]
+    summed: Mapping[tuple[Value, int], tuple[tuple[str, tuple[str, ...]], ...]]
 
     @classmethod
     def of(cls, of: _Bound) -> _Requested:
@@ -111,8 +112,9 @@ class _Requested:
         request = Request(program, layout, pipe=pipe)
         bound = tuple(_constraints(value, request) for value in values_of(program))
         naming = walk(program.body) if layout.naming else ()
-        summed = {v: s for op in naming for v in op.outs if (s := layout.summed(v, op))}
-        return cls(pipe, bound, summed)
+        forms = ((op, n, form) for op in naming for n, form in enumerate((op, *definition(op))))
+        each = ((op.outs[0], n, layout.summed(v, form)) for op, n, form in forms for v in form.outs)
+        return cls(pipe, bound, {(v, n): splits for v, n, splits in each if splits})
 
 
 Placed = tuple[Placement, frozenset[str]]
