@@ -452,15 +452,16 @@ class OperatorText:
         index = lookup(node.name).indices
         if index is None or node.ins[index].local.elements * I64.bytes >= LARGE:
             return set()
-        known = self.several.setdefault(node.ins[index], {})
+        by_text = self.several.setdefault(node.ins[index], {})
         block = self.out.blocks[-1]
-        known.update((t, (names, block)) for t, names in call.several.items() if t not in known)
+        new = ((t, names) for t, names in call.several.items() if t not in by_text)
+        by_text.update((text, (names, block)) for text, names in new)
         return {name for names in call.several.values() for name in names}
 
     def _several(self, node: Compute) -> dict[str, tuple[str, ...]]:
         """By text, the variables made of an operator's indices that can be read here."""
-        known = (self.several.get(v, {}) for v in node.ins)
-        entries = (entry for each in known for entry in each.items())
+        by_index = (self.several.get(v, {}) for v in node.ins)
+        entries = (entry for each in by_index for entry in each.items())
         return {text: names for text, (names, block) in entries if block in self.out.blocks}
 
     def _ints(self, node: Compute) -> dict[int, str]:

@@ -34,11 +34,11 @@ def command(
         from meshdsl.report.rule_tables import describe, find, meanings, meanings_text, rows_text
 
         if operator is None:
-            known = meanings()
+            listed = meanings()
             if given.json:
-                common.print_json(known)
+                common.print_json(listed)
                 return
-            typer.echo(meanings_text(known), nl=False)
+            typer.echo(meanings_text(listed), nl=False)
             return
         facts = describe(find(operator), given.every)
         if given.json:

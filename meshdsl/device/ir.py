@@ -57,6 +57,7 @@ class Statement(ir.Leaf):
 
     __slots__ = ()
     slices: ClassVar[tuple[()]] = ()
+    in_slices: ClassVar[Mapping[Var, Var]] = {}
 
     @property
     def other_names(self) -> tuple[str, ...]:

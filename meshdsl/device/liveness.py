@@ -262,8 +262,7 @@ def shown_by(program: DeviceProgram) -> dict[Var, Var]:
     shown: dict[Var, Var] = {}
     for node in every(program.body):
         shown.update({s.inside: s.outer for s in node.slices})
-        if isinstance(node, DeviceLoop):
-            shown.update(node.in_slices)
+        shown.update(node.in_slices)
         sources = {**_shown(node), **written_into(node)}
         shown.update({var: sources[var] for var in node.makes if var in sources})
     return shown

@@ -70,9 +70,9 @@ class _Reducing:
 
     def _is_worth(self, item: DeviceCollected, loop: DeviceLoop) -> bool:
         """Whether slices are large, and lie one behind the other, all of them on each device."""
-        part, whole = item.inside, item.outer
+        part, stack = item.inside, item.outer
         is_stack = not item.is_list and item.stack is None and self.reads[part] == 1
-        lies = whole.local.names[:1] == (loop.dim.name,) and part.placement == whole.placement
+        lies = stack.local.names[:1] == (loop.dim.name,) and part.placement == stack.placement
         return is_stack and lies and part.local.bytes >= buckets.SMALL and loop.dim.size > 1
 
     def _of_one(self, move: Move, maker: Compute) -> Move:

@@ -169,21 +169,21 @@ class Merging(Visitor):
             if before.dim != loop.dim:
                 continue
             of_both = {item.outer: item.inside for item in loop.stacked}
-            known = {s.inside: of_both[s.outer] for s in before.stacked if s.outer in of_both}
-            known |= slices
-            own = {v for node in (before, *before.body) for v in defined(node)} - known.keys()
+            ours_of = {s.inside: of_both[s.outer] for s in before.stacked if s.outer in of_both}
+            ours_of |= slices
+            alone = {v for node in (before, *before.body) for v in defined(node)} - ours_of.keys()
             for op in before.body:
-                if isinstance(op, NamedOp) and own.isdisjoint(op.ins):
-                    self._is_there(op, known, slices)
+                if isinstance(op, NamedOp) and alone.isdisjoint(op.ins):
+                    self._is_there(op, ours_of, slices)
 
     def _is_there(
-        self, op: NamedOp, known: Mapping[Value, Value], slices: Mapping[Value, Value]
+        self, op: NamedOp, ours_of: Mapping[Value, Value], slices: Mapping[Value, Value]
     ) -> None:
         """Note an operator of another loop if its result is one of the `slices` of this one."""
         is_merged = op.kind is None and op.block is None and not lookup(op.name).overwrites
         if not is_merged or len(op.outs) > 1 or op.out not in slices:
             return
-        op = replace(op, ins=tuple(known.get(v, v) for v in op.ins), outs=(slices[op.out],))
+        op = replace(op, ins=tuple(ours_of.get(v, v) for v in op.ins), outs=(slices[op.out],))
         number, before = self._equal(op)
         before.append(op)
         self.numbers[op.out] = number
