@@ -33,7 +33,7 @@ class TorchText:
     used:       collects the names of support functions.
     lines:      collects the statements that `let` writes, which precede the expression.
     helpers:    collects the variables of those statements.
-    several:    by text of several values, the variables that have them; `let_all` makes more.
+    unpacked:   by the text of several values, the variables that have them; `let_all` makes more.
     """
 
     args: tuple[str, ...]
@@ -60,7 +60,7 @@ class TorchText:
     used: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
     helpers: list[str] = field(default_factory=list)
-    several: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unpacked: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def tensor(self, index: int) -> str:
         """Operand `index` as the text of a tensor; a literal becomes one, too."""
@@ -138,11 +138,11 @@ class TorchText:
 
     def let_all(self, hints: tuple[str, ...], text: str) -> tuple[str, ...]:
         """Assign the several values of `text` to variables, fresh unless some have them."""
-        if text not in self.several:
-            names = self.several[text] = tuple(map(self.fresh, hints))
+        if text not in self.unpacked:
+            names = self.unpacked[text] = tuple(map(self.fresh, hints))
             self.lines.append(f"{', '.join(names)} = {text}")
             self.helpers += names
-        return self.several[text]
+        return self.unpacked[text]
 
     def let_long(self, index: int, text: str) -> str:
         """Assign `text`, operand `index` as i64, to a variable; returns that."""

@@ -48,7 +48,7 @@ class OperatorText:
         self.ints: dict[Var, tuple[str, int]] = {}
         self.left_long: set[Var] = set()
         # Indices counted from a block's first element, and whether they are inside: by their text.
-        self.several: dict[Var, dict[str, tuple[tuple[str, ...], int]]] = {}
+        self.unpacked: dict[Var, dict[str, tuple[tuple[str, ...], int]]] = {}
         # The numbers that indices are below, by their makers.
         self.below: dict[Value, int] = {}
 
@@ -91,7 +91,7 @@ class OperatorText:
     def _note_helpers(self, node: Compute, call: TorchText) -> None:
         """Note which helper variables of the statement are to be deleted: large ones."""
         converted = self._kept_long(node, call) if call.long or call.numbers else set()
-        converted |= self._kept_several(node, call) if call.several else set()
+        converted |= self._kept_unpacked(node, call) if call.unpacked else set()
         # They may be twice as wide as their operands.
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.state.helpers = [name for name in call.helpers if name not in converted]
@@ -444,7 +444,7 @@ class OperatorText:
         self.ints.update((node.ins[i], (name, block)) for i, name in call.numbers.items())
         return {*small.values(), *call.numbers.values()}
 
-    def _kept_several(self, node: Compute, call: TorchText) -> set[str]:
+    def _kept_unpacked(self, node: Compute, call: TorchText) -> set[str]:
         """The variables made of indices by `let_all`, kept for others that read these: small ones.
 
         Only of an operator that reads indices.
@@ -452,15 +452,15 @@ class OperatorText:
         index = lookup(node.name).indices
         if index is None or node.ins[index].local.elements * I64.bytes >= LARGE:
             return set()
-        by_text = self.several.setdefault(node.ins[index], {})
+        by_text = self.unpacked.setdefault(node.ins[index], {})
         block = self.out.blocks[-1]
-        new = ((t, names) for t, names in call.several.items() if t not in by_text)
+        new = ((t, names) for t, names in call.unpacked.items() if t not in by_text)
         by_text.update((text, (names, block)) for text, names in new)
-        return {name for names in call.several.values() for name in names}
+        return {name for names in call.unpacked.values() for name in names}
 
-    def _several(self, node: Compute) -> dict[str, tuple[str, ...]]:
+    def _unpacked(self, node: Compute) -> dict[str, tuple[str, ...]]:
         """By text, the variables made of an operator's indices that can be read here."""
-        by_index = (self.several.get(v, {}) for v in node.ins)
+        by_index = (self.unpacked.get(v, {}) for v in node.ins)
         entries = (entry for each in by_index for entry in each.items())
         return {text: names for text, (names, block) in entries if block in self.out.blocks}
 
@@ -496,7 +496,7 @@ class OperatorText:
             empty=frozenset((*empty, *none_read)),
             long=self._long(node) if self.long or self.left_long else {},
             numbers=self._ints(node) if self.ints else {},
-            several=self._several(node) if self.several else {},
+            unpacked=self._unpacked(node) if self.unpacked else {},
             leaves_long=node.outs[0] in self.left_long,
         )
 

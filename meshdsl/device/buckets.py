@@ -130,16 +130,17 @@ class _Buckets:
 
     def _eligible(self, node: Move, block: BlockAccess) -> bool:
         small = max(node.source.local.bytes, node.target.local.bytes) < SMALL
-        maker = block.nodes[block.made[node.source]] if node.source in block.made else None
-        small |= (
-            node.step.kind == "all_reduce"
-            and node.target in self.collected
-            and isinstance(maker, Compute)
-        )
+        fits = small or self._is_of_iteration(node, block)
         phase = node.phase != "output" and (node.phase != "forward" or self.trains)
         # The blocks of all devices are of one size.
         even = not node.step.is_uneven(node.source.type, self.mesh)
-        return node.step.kind in KINDS and small and phase and even
+        return node.step.kind in KINDS and fits and phase and even
+
+    def _is_of_iteration(self, node: Move, block: BlockAccess) -> bool:
+        """Whether it reduces what an operator makes, and its loop only collects the result."""
+        at = block.made.get(node.source)
+        computed = at is not None and isinstance(block.nodes[at], Compute)
+        return node.step.kind == "all_reduce" and computed and node.target in self.collected
 
 
 def bucket(moves: tuple[Move, ...], mesh: Mesh) -> Bucket:

@@ -34,7 +34,7 @@ def grouped_norms(program: DeviceProgram) -> DeviceProgram:
 def _waiting_later(nodes: list[Node]) -> Iterator[Node]:
     """The nodes, and what waits for an all_reduce right before its first reader again.
 
-    That was one of those additions, and is behind the other squares now.
+    That was one of those additions, and comes after the other squares now.
     """
     waiting: list[Wait] = []
     for node in nodes:

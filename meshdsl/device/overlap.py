@@ -196,13 +196,13 @@ class _Plans:
     def carried_out(self) -> tuple[Node, ...]:
         """The nodes, with collectives issued and waited for as planned."""
         plans = dict(self._early()) | dict(self._gathers())
-        if any(n.step.kind == "reduce_scatter" for n in self.late):
+        scattered = {n: w for n, w in self.late.items() if n.step.kind == "reduce_scatter"}
+        if scattered:
             # Before anything large is scattered again.
             scatters = (n for n in _scatters(self.nodes) if n in self.late or _is_large(n))
             first = min(scatters, key=lambda n: plans[n].start)
             plans[first] = replace(plans[first], after_waits=True)
-            late = (n for n in self.late if n.step.kind == "reduce_scatter")
-            waits: list[Node] = [Wait(n, self.late[n], late=True) for n in late]
+            waits: list[Node] = [Wait(n, work, late=True) for n, work in scattered.items()]
             self.before[1][plans[first].start] = waits
         for node, plan in plans.items():
             self._carry_out(node, plan)
@@ -221,11 +221,9 @@ class _Plans:
             work = self.ahead[node]
             waits += [Wait(node, work), Start(node, work, ahead=True)]
         elif node in self.late:
-            starts.append(Start(node, self.late[node], late=True))
             if node.step.kind == "all_reduce":
-                self.before[0].setdefault(plan.start, []).insert(
-                    0, Wait(node, self.late[node], late=True)
-                )
+                starts.append(Wait(node, self.late[node], late=True))
+            starts.append(Start(node, self.late[node], late=True))
         elif self._computes(plan):
             work = self.overlap.work(node)
             starts.append(Start(node, work))

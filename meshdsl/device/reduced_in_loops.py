@@ -1,7 +1,7 @@
 """Large gradients of layers, each reduced in the iteration that computes it.
 
-They are sent while the devices compute those of other layers, as DistributedDataParallel does it
-(Li et al. 2020), where one collective behind the loop would have all devices wait.
+They are sent while the devices compute those of other layers, as in DistributedDataParallel (Li et
+al. 2020). For one collective after the loop all devices would wait.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Reducing:
             if move is None or maker is None or not self._is_worth(item, loop):
                 continue
             if not busy.isdisjoint(move.step.axes):
-                continue  # what the iteration waits for would queue behind it
+                continue  # what the iteration waits for would queue after it
             inner = self._of_one(move, maker)
             reduced.setdefault(maker, []).append(inner)
             collected[index] = replace(item, inside=inner.target, outer=move.target)
@@ -69,7 +69,7 @@ class _Reducing:
         return replace(loop, body=tuple(body), collected=tuple(collected))
 
     def _is_worth(self, item: DeviceCollected, loop: DeviceLoop) -> bool:
-        """Whether slices are large, and lie one behind the other, all of them on each device."""
+        """Whether slices are large, and contiguous in memory, all of them on each device."""
         part, stack = item.inside, item.outer
         is_stack = not item.is_list and item.stack is None and self.reads[part] == 1
         lies = stack.local.names[:1] == (loop.dim.name,) and part.placement == stack.placement

@@ -1,6 +1,6 @@
-"""Numbers that a step only reports are computed behind its backward pass.
+"""Numbers that a step only reports are computed after its backward pass.
 
-What reduces them joins the buckets of the gradients there, so that nothing waits for them before.
+Their reductions join the buckets of the gradients, so that nothing waits for them before.
 """
 
 from __future__ import annotations

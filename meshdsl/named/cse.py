@@ -77,7 +77,7 @@ class Merging(Visitor):
     earlier: those before the last operator.
     only_light: whether what is recent counts no more than other values.
     collects: by stack, the loop that collected it, and its values.
-    slices_of: the slices of those stacks that this block has, whatever phase made them.
+    computed: the slices of those stacks in this block whose operators are known.
     """
 
     alike: Alike
@@ -94,7 +94,7 @@ class Merging(Visitor):
     earlier: dict[Value, int] = field(default_factory=dict)
     only_light: bool = False
     collects: dict[Value, tuple[NamedLoop, Value]] = field(default_factory=dict)
-    slices_of: set[Value] = field(default_factory=set)
+    computed: set[Value] = field(default_factory=set)
 
     @classmethod
     def of(cls, program: NamedProgram, alike: Alike) -> Merging:
@@ -121,7 +121,7 @@ class Merging(Visitor):
             recent=dict(self.recent),
             earlier=dict(self.earlier),
             collects=dict(self.collects),
-            slices_of=set(self.slices_of),
+            computed=set(self.computed),
         )
 
     def now(self, node: N) -> N:
@@ -160,34 +160,36 @@ class Merging(Visitor):
 
         So a backward pass reads what it has of the forward pass, and computes none of it again.
         """
-        ours: dict[NamedLoop, dict[Value, Value]] = {}
-        for item in loop.stacked:
-            if item.outer in collects:
-                before, value = collects[item.outer]
-                ours.setdefault(before, {})[value] = item.inside
-        for before, slices in ours.items():
-            if before.dim != loop.dim:
+        slice_of_stack = {item.outer: item.inside for item in loop.stacked}
+        # By earlier loop and its value, the slice that this loop has of it.
+        results: dict[NamedLoop, dict[Value, Value]] = {}
+        for stack, slice_ in slice_of_stack.items():
+            if stack in collects:
+                earlier, value = collects[stack]
+                results.setdefault(earlier, {})[value] = slice_
+        for earlier, slices in results.items():
+            if earlier.dim != loop.dim:
                 continue
-            of_both = {item.outer: item.inside for item in loop.stacked}
-            ours_of = {s.inside: of_both[s.outer] for s in before.stacked if s.outer in of_both}
-            ours_of |= slices
-            alone = {v for node in (before, *before.body) for v in defined(node)} - ours_of.keys()
-            for op in before.body:
-                if isinstance(op, NamedOp) and alone.isdisjoint(op.ins):
-                    self._is_there(op, ours_of, slices)
+            shared = (s for s in earlier.stacked if s.outer in slice_of_stack)
+            slice_of = {s.inside: slice_of_stack[s.outer] for s in shared} | slices
+            inside = {v for node in (earlier, *earlier.body) for v in defined(node)}
+            lacking = inside - slice_of.keys()
+            for op in earlier.body:
+                if isinstance(op, NamedOp) and lacking.isdisjoint(op.ins):
+                    self._note_computed(op, slice_of, slices)
 
-    def _is_there(
-        self, op: NamedOp, ours_of: Mapping[Value, Value], slices: Mapping[Value, Value]
+    def _note_computed(
+        self, op: NamedOp, slice_of: Mapping[Value, Value], slices: Mapping[Value, Value]
     ) -> None:
         """Note an operator of another loop if its result is one of the `slices` of this one."""
         is_merged = op.kind is None and op.block is None and not lookup(op.name).overwrites
         if not is_merged or len(op.outs) > 1 or op.out not in slices:
             return
-        op = replace(op, ins=tuple(ours_of.get(v, v) for v in op.ins), outs=(slices[op.out],))
+        op = replace(op, ins=tuple(slice_of.get(v, v) for v in op.ins), outs=(slices[op.out],))
         number, before = self._equal(op)
         before.append(op)
         self.numbers[op.out] = number
-        self.slices_of.add(op.out)
+        self.computed.add(op.out)
 
     def numbers_carried(self, loop: NamedLoop) -> None:
         """Let a loop read numbers that it carries unchanged as what they are.
@@ -283,7 +285,7 @@ class Merging(Visitor):
 
     def _may_stand_for(self, first: NamedOp, again: NamedOp) -> bool:
         """Whether the result of `first` may be read in place of that of `again`."""
-        if first.phase != again.phase and first.out not in self.slices_of:
+        if first.phase != again.phase and first.out not in self.computed:
             is_recent = first.out in self.recent and not self.only_light
             is_there = is_recent or self._is_light(again)
             if first.block is not None or not is_there:

@@ -8,10 +8,10 @@ from meshdsl.ops import arithmetic_gradients, kit, zeros
 from meshdsl.ops.einsum_text import (
     added_product,
     adding_text,
-    between,
     einsum_text,
     filling_text,
     is_contiguous,
+    temporary_elements,
 )
 
 
@@ -122,7 +122,7 @@ kit.operator(
     zeros=zeros.summed_product,
     precision="compute",
     shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
-    scratch=lambda sig, numbers: between(sig.ins, sig.outs[0]) * sig.outs[0].dtype.bytes,
+    scratch=lambda sig, numbers: temporary_elements(sig.ins, sig.outs[0]) * sig.outs[0].dtype.bytes,
     adds=adding_text,
     adds_to=_may_add,
     fills=filling_text,

@@ -114,13 +114,21 @@ def _product_sum(call: kit.TorchCall, terms: list[Term], target: kit.Names) -> s
 
     A batched product of vectors is up to 60 times slower as `torch.einsum` (which copies, too).
     """
-    large, small = sorted(terms, key=lambda term: -len(term.dims))
-    if not set(small.dims) <= set(large.dims) or not set(small.dims) & set(target):
+    factors = _vector_factors(terms, target)
+    if factors is None:
         return None
+    large, small = factors
     axes = [i for i, n in enumerate(large.dims) if n not in target]
     product = f"({large.text} * {kit.aligned(small.text, small.dims, large.dims)})"
     text = sum_text(product, axes, len(large.dims), call.outs[0].dtype == kit.I32)
     return kit.permuted(text, tuple(n for n in large.dims if n in target), target)
+
+
+def _vector_factors(terms: list[Term], target: kit.Names) -> tuple[Term, Term] | None:
+    """The operand that has all dims of the other, and that one, if they keep some in common."""
+    large, small = sorted(terms, key=lambda term: -len(term.dims))
+    fits = set(small.dims) <= set(large.dims) and set(small.dims) & set(target)
+    return (large, small) if fits else None
 
 
 # --- matmul ----------------------------------------------------------------------------------
@@ -193,14 +201,12 @@ def _written(
     call: kit.TorchCall, left: Term, right: Term, groups: _RoleGroups, target: kit.Names
 ) -> _Matmul | None:
     is_matrix = bool(groups.rows and groups.cols)
-    if groups.batch and not is_matrix:
-        return None  # a matmul wants a row and a column when it has a batch
+    if not is_matrix and not _fits_vectors(left, right, groups, target):
+        return None
     first = _plain_left(left, groups) or _side(left, groups.batch, groups.rows, groups.k)
     second = _side(right, groups.batch, groups.k, groups.cols)
     copied = sum(_elements(call, t) for t, s in ((left, first), (right, second)) if s is None)
     is_in_order = groups.result == target
-    if not is_matrix and (copied or not is_in_order):
-        return None
     if first is None:
         left = _in_order(left, groups.batch, groups.rows, groups.k)
         first = _plain_left(left, groups) or _side(left, groups.batch, groups.rows, groups.k)
@@ -211,6 +217,15 @@ def _written(
     suffix = _unflattened(call, groups, rows_are_flat) + kit.permuted("", groups.result, target)
     text = f"({first} @ {second}){suffix}" if suffix else f"{first} @ {second}"
     return _Matmul(text, copied, is_in_order)
+
+
+def _fits_vectors(left: Term, right: Term, groups: _RoleGroups, target: kit.Names) -> bool:
+    """Whether torch's matmul takes the operands as they are; with a vector, it takes no batch."""
+    if groups.batch or groups.result != target:
+        return False
+    is_left = _plain_left(left, groups) is not None
+    is_left = is_left or _side(left, groups.batch, groups.rows, groups.k) is not None
+    return is_left and _side(right, groups.batch, groups.k, groups.cols) is not None
 
 
 def _elements(call: kit.TorchCall, term: Term) -> int:
@@ -264,38 +279,27 @@ def _unflattened(call: kit.TorchCall, groups: _RoleGroups, rows_are_flat: bool) 
     return suffix
 
 
-def between(ins: kit.Types, out: kit.TensorType) -> int:
-    """The elements of what the text of an einsum makes beside its result, copies apart.
+def temporary_elements(ins: kit.Types, out: kit.TensorType) -> int:
+    """The elements of the temporary tensors of an einsum's text, copies of operands apart.
 
-    `torch.einsum`, where nothing else fits, is taken for a product of matrices.
+    Those of `torch.einsum`, which is the text where nothing else fits, are not known.
     """
     if len(ins) != 2:
         return 0
     sizes = {d.name: d.size for t in ins for d in t.dims}
     shared = {*ins[0].names} & {*ins[1].names}
-    every = [tuple(n for n in t.names if out.has(n) or n in shared) for t in ins]
-    summed = [dims for dims, t in zip(every, ins, strict=True) if dims != t.names]
+    a, b = (Term("", tuple(n for n in t.names if out.has(n) or n in shared)) for t in ins)
+    summed = [term.dims for term, t in zip((a, b), ins, strict=True) if term.dims != t.names]
     if not shared <= {*out.names}:
-        large, small = sorted(every, key=lambda dims: -len(dims))
-        is_sum = {*small} <= {*large} and {*small} & {*out.names}
-        if is_sum and not _is_matmul(every, out.names):
-            summed.append(large)
+        is_matmul = any(
+            bool(groups.rows and groups.cols) or _fits_vectors(left, right, groups, out.names)
+            for left, right in ((a, b), (b, a))
+            for groups in _groupings(left, right, out.names)
+        )
+        if not is_matmul:
+            factors = _vector_factors([a, b], out.names)
+            summed += [factors[0].dims] if factors else []
     return sum(math.prod(sizes[n] for n in dims) for dims in summed)
-
-
-def _is_matmul(every: list[kit.Names], target: kit.Names) -> bool:
-    """Whether there is a matmul for operands of these dims (`_written`)."""
-    a, b = (Term("", dims) for dims in every)
-    for left, right in ((a, b), (b, a)):
-        for groups in _groupings(left, right, target):
-            if groups.rows and groups.cols:
-                return True
-            sides = (groups.batch, groups.rows, groups.k), (groups.batch, groups.k, groups.cols)
-            first = _plain_left(left, groups) is not None or _side(left, *sides[0]) is not None
-            fits = first and _side(right, *sides[1]) is not None and groups.result == target
-            if fits and not groups.batch:
-                return True
-    return False
 
 
 # --- products added to a sum -----------------------------------------------------------------

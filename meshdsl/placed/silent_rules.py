@@ -97,13 +97,13 @@ class _Requested:
     """All that a layout requests of a program: placed programs follow from it, and are as equal.
 
     `bound` has, for each value, where it is placed and which dims are to be whole: as made, as
-    used, and as stored. `summed` are the splits of dims that operators reduce, or what defines them
-    does: by the operator's first result, and the place of what reduces.
+    used, and as stored. `summed` has the splits of dims that operators or their definitions reduce,
+    by the number of the result.
     """
 
     pipe: Piped | None
     bound: tuple[tuple[Placed, ...], ...]
-    summed: Mapping[tuple[Value, int], tuple[tuple[str, tuple[str, ...]], ...]]
+    summed: Mapping[int, tuple[tuple[str, tuple[str, ...]], ...]]
 
     @classmethod
     def of(cls, of: _Bound) -> _Requested:
@@ -112,9 +112,9 @@ class _Requested:
         request = Request(program, layout, pipe=pipe)
         bound = tuple(_constraints(value, request) for value in values_of(program))
         naming = walk(program.body) if layout.naming else ()
-        forms = ((op, n, form) for op in naming for n, form in enumerate((op, *definition(op))))
-        each = ((op.outs[0], n, layout.summed(v, form)) for op, n, form in forms for v in form.outs)
-        return cls(pipe, bound, {(v, n): splits for v, n, splits in each if splits})
+        forms = [form for op in naming for form in (op, *definition(op))]
+        summed = enumerate(layout.summed(v, form) for form in forms for v in form.outs)
+        return cls(pipe, bound, {number: splits for number, splits in summed if splits})
 
 
 Placed = tuple[Placement, frozenset[str]]

@@ -142,9 +142,9 @@ def check_expect(
     programs = [p for p in programs if is_about(node, p)]
     told = Diagnostics()
     results = [place_named(p, declarations, options, told) for p in programs]
-    # What a rule does that selects nothing is not what was meant: that comes first.
-    silent = next((d for d in told if d.code in SILENT and d.severity == "warning"), None)
-    where = None if silent is None else silent.span
+    without_effect = (d for d in told if d.code in WITHOUT_EFFECT and d.severity == "warning")
+    # A rule without effect is a mistake that other figures may follow from.
+    first = [f"first correct line {d.span.line}: {d.message}" for d in without_effect if d.span]
     problems = Diagnostics()
     reports = [(result.mesh, explain(lower_placed(result))) for result in results]
     for entry in node.entries:
@@ -153,14 +153,12 @@ def check_expect(
         else:
             _check_figure(entry, node, reports, declarations, problems)
     for problem in problems:
-        if silent is None or where is None or problem.code != "MD0401":
-            diagnostics.add(problem)
-        else:
-            help = f"first correct line {where.line}: {silent.message}"
-            diagnostics.add(replace(problem, help=help, fixes=()))
+        if first and problem.code == "MD0401":
+            problem = replace(problem, help=first[0], fixes=())
+        diagnostics.add(problem)
 
 
-SILENT = frozenset({"MD0304", "MD0305", "MD0306"})
+WITHOUT_EFFECT = frozenset({"MD0304", "MD0305", "MD0306"})
 """Codes of rules that have no effect."""
 
 

@@ -52,7 +52,7 @@ def sent(program: DeviceProgram) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_numbers_and_bytes_are_those_of_one_behind_the_loop(
+def test_numbers_and_bytes_are_those_of_one_after_the_loop(
     case: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buckets, "SMALL", 0)

@@ -1,4 +1,4 @@
-"""Numbers that a step only reports: behind the backward pass, in the bucket of its gradients."""
+"""Numbers that a step only reports: after the backward pass, in the bucket of its gradients."""
 
 from __future__ import annotations
 
