@@ -8,6 +8,7 @@ import typer
 
 from meshdsl.cli import common, complete
 from meshdsl.cli.options import AsData, flag, option
+from meshdsl.option_edits import leave_out, refuse
 
 
 @option
@@ -34,6 +35,8 @@ def command(
         from meshdsl.report.rule_tables import describe, find, meanings, meanings_text, rows_text
 
         if operator is None:
+            if given.every:
+                refuse("MD0601", "`--all` is about one operator", leave_out("--all"), "name one")
             listed = meanings()
             if given.json:
                 common.print_json(listed)

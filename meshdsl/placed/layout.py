@@ -779,6 +779,6 @@ def _own_rules(
         if old is not rule:
             message = f"two rules for `{rule.dim}` are equally specific: `{old}` and `{rule}`"
             where = (Related(old.span, "the other rule"),)
-            fixes = (removal(rule.span, "remove this rule"),)
+            fixes = (removal(rule.span, "remove this rule", safe=old.axes == rule.axes),)
             diagnostics.add(Diagnostic("MD0303", message, rule.span, related=where, fixes=fixes))
     return by_target

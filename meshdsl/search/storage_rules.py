@@ -27,13 +27,15 @@ def stored(
 ) -> Iterator[Rules]:
     """Every choice of storage beside general rules, as rules for roles; the first has none.
 
-    Of `equal` axes that the general rules treat alike, the second splits no more than the first.
+    The same stage over all axes comes before different ones. Of `equal` axes that the general rules
+    treat alike, the second splits no more than the first.
     """
     axes = [a for a, size in mesh.axes if size > 1]
     stages = STAGES if program.states else (STAGES[0], ("params",))
     alike = [(axes.index(a), axes.index(b)) for a, b in equal if _are_alike(a, b, rules)]
     yielded: set[Rules] = set()
-    for chosen in itertools.product(stages, repeat=len(axes)):
+    every = itertools.product(stages, repeat=len(axes))
+    for chosen in sorted(every, key=lambda stages: len({*stages}) > 1):
         if any(stages.index(chosen[a]) < stages.index(chosen[b]) for a, b in alike):
             continue
         role_rules = _rules(program, mesh, rules, dict(zip(axes, chosen, strict=True)))

@@ -107,9 +107,9 @@ def argument(value: Span) -> Span:
     return value if name is None else Span(value.source, name.start(), value.end)
 
 
-def removal(span: Span, title: str = "remove it") -> Fix:
-    """The fix that removes an entry of a list or a block: a person decides."""
-    return Fix(title, (Edit(without_entry(span), ""),), safe=False)
+def removal(span: Span, title: str = "remove it", safe: bool = False) -> Fix:
+    """The fix that removes an entry of a list or a block: a person decides, unless it is `safe`."""
+    return Fix(title, (Edit(without_entry(span), ""),), safe)
 
 
 def without_dim(node: ast.DimDecl) -> Span:

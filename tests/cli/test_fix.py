@@ -50,6 +50,17 @@ def test_line_ends_mark_and_permissions_stay(file: Path, cli: Cli) -> None:
     assert file.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.parametrize(("second", "left"), [("rows", ""), ("none", ", batch -> none")])
+def test_a_rule_is_removed_where_another_says_the_same(
+    file: Path, cli: Cli, second: str, left: str
+) -> None:
+    program = "dim batch = 4\nmesh m = {{ rows: 2 }}\nlayout l {{ batch -> rows{} }}\n"
+    program += "program p(x[batch]) {{ return x }}\n"
+    file.write_text(program.format(f", batch -> {second}"))
+    assert cli("check", str(file), "--fix").code == (1 if left else 0)
+    assert file.read_text() == program.format(left)
+
+
 def test_diff_shows_and_writes_nothing(file: Path, cli: Cli) -> None:
     done = cli("check", str(file), "--fix", "--diff")
     assert "-  h = rleu(x)   # not smooth\n+  h = relu(x)   # not smooth\n" in done.out

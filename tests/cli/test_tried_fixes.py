@@ -167,6 +167,7 @@ MD0604 run f.mdsl --seed x
 MD0604 search f.mdsl --devices 0
 MD0604 schedule
 MD0605 rows maxx
+MD0601 rows --all
 MD0606 compare f.mdsl --layouts dp,dp
 MD0607 explain f.mdsl --line 99
 MD0607 explain f.mdsl --tensor ww

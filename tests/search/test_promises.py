@@ -17,6 +17,7 @@ from meshdsl.named.ir import NamedProgram
 from meshdsl.named.one_batch import sample_dims
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
+from meshdsl.search import enumeration
 from meshdsl.search.budget import Budget, rounds
 from meshdsl.search.candidate import Candidate
 from meshdsl.search.infeasible import least_possible
@@ -27,6 +28,7 @@ from meshdsl.search.problems import problems
 from meshdsl.search.request import SearchRequest
 from meshdsl.search.shapes import solve
 from meshdsl.search.space import LayoutSpace
+from meshdsl.search.storage_rules import stored_rules, uniform
 from meshdsl.search.warm_start import placed_as
 from meshdsl.syntax.parse import read_source
 from tests.covering import in_turn
@@ -51,6 +53,8 @@ QUICK = [place for place in PLACES if ALL or place not in SLOW]
 
 OBJECTIVES = {"bytes": None, "time": "h100"}
 
+LAYOUTS = METHODS["layouts"]
+
 
 @functools.cache
 def program(place: str) -> Compilation:
@@ -69,7 +73,7 @@ def searched(
     asked = SearchRequest(
         objective=objective, cluster=cluster, memory=memory, selectors=selectors, storage=True
     )
-    return solve(problems(asked, program(place)), METHODS["layouts"])
+    return solve(problems(asked, program(place)), LAYOUTS)
 
 
 @functools.cache
@@ -180,7 +184,7 @@ def test_activations_are_gathered_again_where_memory_counts(objective: str) -> N
     asked = replace(asked, objective=objective)
     if objective == "bytes":
         asked = replace(asked, memory=once.peak - 1)
-    found = solve(problems(asked, made), METHODS["layouts"])
+    found = solve(problems(asked, made), LAYOUTS)
     assert found.plans[0].peak < once.peak
     assert "activations: gather = again" in str(found.plans[0])
 
@@ -189,7 +193,7 @@ def test_what_is_stored_is_divided_by_each_dim_that_covers_it() -> None:
     """Of equal dims the one that holds or sends less is taken, not the first."""
     made = Compilation(Source("net.mdsl", SEQUENCE), Options(mesh="four"))
     asked = SearchRequest(objective="memory", fix="batch -> none, seq -> tp")
-    found = solve(problems(asked, made), METHODS["layouts"])
+    found = solve(problems(asked, made), LAYOUTS)
     dims = {r.dim for plan in found.every for r in plan.rules if r.selector == ("params",)}
     assert dims >= {"layers", "model", "hidden"}
     assert found.plans[0].peak == min(plan.peak for plan in found.every)
@@ -302,7 +306,7 @@ def test_so_many_devices_take_the_mesh_of_most_axes() -> None:
 def test_times_of_other_meshes_are_bounds() -> None:
     """Searching such a mesh gives no more than is shown of it, and nothing better than the best."""
     made, asked = program("mlp on square"), SearchRequest(cluster="h100", devices=4)
-    found = solve(problems(asked, made), METHODS["layouts"])
+    found = solve(problems(asked, made), LAYOUTS)
     assert found.others
     for other in found.others:
         chosen = Compilation(made.source, Options(mesh=str(other.problem.mesh)))
@@ -357,3 +361,41 @@ def test_practised_layouts_are_those_of_the_literature() -> None:
 def _chosen(space: LayoutSpace, rules: tuple[object, ...]) -> list[tuple[str, ...]]:
     axes = {rule.dim: rule.axes for rule in rules}  # type: ignore[attr-defined]
     return [axes.get(dim.name, ()) for dim in space.dims]
+
+
+TALL = """
+dim batch = 64, model = 2048, hidden = 8192, layers = 4
+mesh grid = { data: 2, tp: 4 }
+program tall(x[batch, model]) {
+  repeat layers {
+    param up[model, hidden]
+    param down[hidden, model]
+    x = x + einsum(relu(einsum(x, up -> [batch, hidden])), down -> [batch, model])
+  }
+  loss = mean(x * x)
+  return loss
+  minimize loss with adamw(lr=0.001, clip=1.0)
+}
+"""
+
+MODELS = ("llama", "gpt2", "bert", "mixtral") if ALL else ()
+
+
+@pytest.mark.parametrize("model", ["tall", *MODELS])
+def test_no_stage_of_zero_is_faster(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither 1, 2 nor 3 over all axes, beside the layout that is fastest without."""
+    path = ROOT / "examples" / "models" / f"{model}.mdsl"
+    source = Source("tall.mdsl", TALL) if model == "tall" else read_source(path)
+    asked = SearchRequest(objective="time", cluster="h100", storage=True, fix="batch -> (data, tp)")
+    made = Compilation(source, Options(mesh="data:2, tp:4"))
+    given = problems(asked, made)
+    if model == "tall":  # a program of so many operators that only few choices are tried
+        monkeypatch.setattr(enumeration, "STORED", 4 * given[0].operators)
+    found = solve(given, LAYOUTS)
+    problem = found.problem
+    plain = [plan for plan in found.every if not stored_rules(plan.rules)]
+    fastest = min(plain, key=problem.value)
+    stages = [*uniform(problem.program, problem.mesh, fastest.rules)]
+    assert len(stages) == 3
+    values = [min(map(problem.value, problem.plans((*fastest.rules, *m)))) for m in stages]
+    assert problem.value(found.plans[0]) <= min(values)
