@@ -233,8 +233,10 @@ def _running_sum(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     emit = _emit(op)
     (operand,) = _operands(op, emit)
     x = block_dims.split(emit, operand, 0)
-    totals = emit("rename", emit("sum", x, dims=(block,)), pairs=((blocks, every),))
-    others = emit("cumsum", totals, **{**dict(op.attrs), "dim": every, "exclusive": 1})
+    totals = emit.known_as("totals")("sum", x, dims=(block,))
+    totals = emit("rename", totals, pairs=((blocks, every),))
+    attrs = {**dict(op.attrs), "dim": every, "exclusive": 1}
+    others = emit.known_as("offsets")("cumsum", totals, **attrs)
     offsets = emit("rename", others, pairs=((every, blocks),))
     y = emit("add", emit("cumsum", x, **{**dict(op.attrs), "dim": block}), offsets)
     return Expansion(_yield(emit, (block_dims.merge(emit, y),), op), block_dims.rules)
@@ -254,8 +256,10 @@ def _recurrence(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     first, last = (blocks.size - 1, 0) if reverse else (0, block.size - 1)
     emit = _emit(op)
     state_of, decay_of = emit.known_as("state"), emit.known_as("decay")
+    is_zero, resets_of = emit.known_as("is_zero"), emit.known_as("resets")
 
-    def moved(value: Value, by: int, of: Emit) -> Value:
+    def before(value: Value, by: int, name: str) -> Value:
+        of = emit.known_as(f"{name}_before")
         return of("shift", value, dim=blocks, by=-by if reverse else by)
 
     a, b, *initial = _operands(op, emit)
@@ -267,21 +271,22 @@ def _recurrence(op: NamedOp, split: Mapping[str, Axes]) -> Expansion:
     inside = emit.known_as("inside")(
         "linear_recurrence", a, b, *initial, dim=block, reverse=reverse
     )
-    state = moved(emit("pick", inside, dim=block, index=last), 1, state_of)
+    state = before(state_of("pick", inside, dim=block, index=last), 1, "state")
     zero = emit.number(0.0, b.type.dtype)
     if blocks.size > 2:
-        resets = emit("any", emit("eq", a, zero), dims=(block,))
+        resets = resets_of("any", is_zero("eq", a, zero), dims=(block,))
         decay = decay_of("where", resets, zero, emit("prod", a, dims=(block,)))
-        decay = moved(decay, 1, decay_of)
+        decay = before(decay, 1, "decay")
     step = 1
     while step < blocks.size - 1:
-        before = moved(state, step, state_of)
-        sent = emit("where", emit("eq", before, zero), zero, emit("mul", decay, before))
+        earlier = before(state, step, "state")
+        sent = emit("where", is_zero("eq", earlier, zero), zero, emit("mul", decay, earlier))
         state = state_of("add", state, sent)
         if 2 * step < blocks.size - 1:
-            later = moved(decay, step, decay_of)
-            resets = emit("logical_or", emit("eq", decay, zero), emit("eq", later, zero))
-            decay = decay_of("where", resets, zero, emit("mul", decay, later))
+            more = before(decay, step, "decay")
+            either = is_zero("eq", decay, zero), is_zero("eq", more, zero)
+            resets = resets_of("logical_or", *either)
+            decay = decay_of("where", resets, zero, emit("mul", decay, more))
         step *= 2
     state = state_of("add", state, *initial) if initial else state
     y = emit("linear_recurrence", a, b, state, dim=block, reverse=reverse)
