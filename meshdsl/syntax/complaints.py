@@ -124,7 +124,7 @@ class Situation:
 
 def complaint(at: Situation) -> Diagnostic:
     """The diagnostic for a syntax error: that of the first hint that fits, or the plain one."""
-    sign = _only_sign(at)
+    sign = _only_sign(at) or _left_out(at)
     help = advice(sign, _plain_help(at))
     plain = Diagnostic("MD0001", _plain(at), at.span, help=help, fixes=sign)
     diagnostic = next(filter(None, (hint(at) for hint in _HINTS)), plain)
@@ -549,6 +549,21 @@ def _only_sign(at: Situation) -> tuple[Fix, ...]:
         return (Fix(f"write `{spelling()[kind]}`", (edit,)),)
     if (at.kind, kind) == ("LBRACE", "EQUAL"):
         return (inserted(at.span.start, "= ", at.span, "write `=`", safe=True),)
+    return ()
+
+
+def _left_out(at: Situation) -> tuple[Fix, ...]:
+    """The fix for a comma that is missing in a list, or the brace of a block: `x[batch io]`."""
+    if at.before is None or at.token is None:
+        return ()
+    end, start = at.before.end_pos or 0, at.span.start
+    brackets = at.opened[-1:] and at.opened[-1].type in ("LPAR", "LSQB")
+    in_list = brackets or at.block == "MESH" or not at.opened  # of dims
+    if in_list and "COMMA" in at.expected and at.kind in ("NAME", "NUMBER"):
+        edit = Edit(Span(at.source, end, start), ", ")
+        return (Fix(f"write `,` before `{at.token}`", (edit,), safe=False),)
+    if "LBRACE" in at.expected and at.kind == "_NL":
+        return (inserted(end, " {", at.span, "write `{`"),)
     return ()
 
 
