@@ -8,6 +8,7 @@ from typing import Any
 
 from meshdsl.diagnostics import Edit, Fix, Span, advice
 from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops import ways
 from meshdsl.ops.opdef import OpError
 from meshdsl.records import dataclass
@@ -79,6 +80,18 @@ def call_fixes(
     operands = [(s, t) for s, t in zip(places, types, strict=False) if s is not None]
     text = _Text(operands, places, written, dims, at)
     return tuple(fix for way in found for fix in _EDITS[type(way)](text, way))
+
+
+def along_a_dim(node: ast.CallExpr, names: Mapping[str, object]) -> tuple[Fix, ...]:
+    """The fixes that apply a call along one dim of its first operand, where that has a name."""
+    operand = node.args[0] if node.args else None
+    value = names.get(operand.name.text) if isinstance(operand, ast.Ref) else None
+    dims = value.type.names if isinstance(value, Value) and node.items is None else ()
+    name = node.function
+    return tuple(
+        inserted(name.span.end, f"[{dim}]", name.span, f"write `{name.text}[{dim}](…)`")
+        for dim in dims
+    )
 
 
 def call_help(error: OpError, fixes: Sequence[Fix]) -> str | None:

@@ -24,7 +24,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, need_tensor
-from meshdsl.named.call_fixes import NOTHING, WrittenCall, call_fixes, call_help
+from meshdsl.named.call_fixes import NOTHING, WrittenCall, along_a_dim, call_fixes, call_help
 from meshdsl.named.count_include_pad import Elements
 from meshdsl.named.emit import Emit
 from meshdsl.named.expressions import Literals, option_value, surface_name, unknown_function
@@ -365,8 +365,9 @@ class Calls:
 
     def _dims(self, opdef: OpDef, node: ast.CallExpr, scope: Scope) -> tuple[Dim, ...]:
         if not node.items and opdef.surface.items != "maker":
-            help = f"write `{surface_name(opdef)}`"
-            fail("MD0252", f"`{opdef.name}` needs its dims in `[ ]`", node.span, help=help)
+            fixes, written = along_a_dim(node, scope.names), f"write `{surface_name(opdef)}`"
+            message, help = f"`{opdef.name}` needs its dims in `[ ]`", advice(fixes) or written
+            fail("MD0252", message, node.span, help=help, fixes=fixes)
         names = []
         for item in node.items or ():
             if not isinstance(item, ast.DimItem):
