@@ -273,6 +273,13 @@ class Member(NamedTuple):
     position: int
     rank: int
 
+    def connect(self, pairs: list[tuple[int, int]]) -> None:
+        """Nothing has to be made for messages between pairs of devices."""
+
+    def pair(self, source: int, target: int) -> tuple[Member, int, int]:
+        """The group for messages from one device to another, and the ranks of both in it."""
+        return self, source, target
+
     def allreduce_coalesced(self, tensors: list[torch.Tensor], options: CoalescedOptions) -> Work:
         """Begin to overwrite each tensor with its reduction over the group."""
         return self.dist.coalesced(self, "all_reduce", options.reduceOp, tensors, tensors)

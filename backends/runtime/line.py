@@ -1,9 +1,9 @@
 """Values on their way between the stages of a pipeline.
 
-A line has a process group of its own, so its messages are a queue for each pair of devices, in
+A line has a process group for each two devices that it goes between, so its messages are a queue in
 which nothing else overtakes, in the order of the sender's row. Nothing waits but a receiver for its
-own message. (Blocking sends on both sides hang, on gloo even of 16 bytes; two directions in one
-group of nccl block each other.)
+own message. (Blocking sends on both sides hang, on gloo even of 16 bytes. In one group of nccl what
+a device sends waits for what it has asked for before.)
 """
 
 from collections import deque
@@ -57,7 +57,7 @@ class Line:
     It comes in the order in which the device of the stage before has its passes in the `schedule`,
     and may be read in another one: what comes early is kept. A list of shapes has that of each
     micro-batch. Of each device `room` values are asked for ahead. What goes `back`, against the
-    order of the devices, has another group. A value of one stage that goes on to one other has
+    order of the devices, has other groups. A value of one stage that goes on to one other has
     these for its `ends`.
     """
 
@@ -86,6 +86,9 @@ class Line:
         # From each device what it makes for this one, in that order.
         after = [[(micro, stage + self.step) for micro, stage in row] for row in senders]
         self.order = [deque(p for p in row if self.home.get(p) == device) for row in after]
+        ways = {(n, self.home[p]) for n, row in enumerate(after) for p in row if p in self.home}
+        for way in sorted((source, target) for source, target in ways if source != target):
+            self.groups(*way).connect([way])
         self.coming: list[deque[tuple[At, Any, torch.Tensor]]] = [deque() for _ in senders]
         self.early: dict[At, torch.Tensor] = {}
         self.sent: deque[tuple[Any, torch.Tensor]] = deque()
@@ -93,8 +96,8 @@ class Line:
             for _ in range(room if source != device else 0):
                 self.ask(source)
 
-    def between(self, source: int, target: int) -> Any:
-        """The group of messages from a device to another."""
+    def groups(self, source: int, target: int) -> Any:
+        """The groups that have that of messages from a device to another."""
         forward = self.back is None or (target > source) == (self.step > 0)
         return self.group if forward else self.back
 
@@ -104,8 +107,8 @@ class Line:
             part = self.order[source].popleft()
             shape = self.shape[part[0]] if isinstance(self.shape, list) else self.shape
             value = torch.empty(shape, dtype=self.dtype)
-            group = self.between(source, self.device)
-            work = dist.irecv(value, group=group, group_src=source)
+            group, sender, _ = self.groups(source, self.device).pair(source, self.device)
+            work = dist.irecv(value, group=group, group_src=sender)
             self.coming[source].append((part, work, value))
 
     def receive(self, micro: int, stage: int) -> torch.Tensor:
@@ -129,7 +132,8 @@ class Line:
         while self.sent and self.sent[0][0].is_completed():
             self.sent.popleft()[0].wait()
         value = value.contiguous()
-        work = dist.isend(value, group=self.between(self.device, target), group_dst=target)
+        group, _, receiver = self.groups(self.device, target).pair(self.device, target)
+        work = dist.isend(value, group=group, group_dst=receiver)
         self.sent.append((work, value))
 
     def close(self) -> None:

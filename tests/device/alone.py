@@ -29,6 +29,13 @@ class Work:
 class Group(str):
     """A group of a device without others: its name."""
 
+    def connect(self, pairs: list[tuple[int, int]]) -> None:
+        """Makes no groups of pairs."""
+
+    def pair(self, source: int, target: int) -> tuple[Group, int, int]:
+        """This group, and both places in it."""
+        return self, source, target
+
     def allreduce_coalesced(self, xs: list[torch.Tensor], options: Any) -> Work:
         """Leaves all of `xs` as they are."""
         return Work(*xs)
