@@ -179,10 +179,17 @@ class Step:
         return given[-1] if given and len(given) == len(made) else None
 
     def changed(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-        """The splits of a permute, before and after, of the dims whose axes change."""
+        """The splits of a permute, before and after, of the dims whose axes change.
+
+        Only over its own axes: of a micro-batch every device has a block.
+        """
         old, new = dict(self.before.splits), dict(self.after.splits)
         dims = [d for d in old if old[d] != new[d]]
-        return {d: old[d] for d in dims}, {d: new[d] for d in dims}
+        before, after = ({d: self._own(p[d]) for d in dims} for p in (old, new))
+        return before, after
+
+    def _own(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if axis in self.axes)
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -19,7 +19,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explanation import explain
 from tests.covering import covered, in_turn
-from tests.pipelines.test_programs import compiled, on_one_device, results
+from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, on_one_device, results
 
 TEXT = """
 dim b = 12, m = 4, h = H, l = 4, o = m
@@ -299,3 +299,30 @@ def test_what_no_sum_over_micro_batches_is_says_where_it_goes(message: str) -> N
     with pytest.raises(DiagnosticError, match=message) as caught:
         compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](3)").checked()
     assert {d.code for d in caught.value.diagnostics} == {"MD0333"}
+
+
+SAMPLES = """
+dim b = 8, m = 4, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  repeat l {
+    param w[m, o]
+    x = tanh(einsum(x, w -> [b, o])[o -> m])
+  }
+  param s[b, m]
+  param c[b]
+  loss = mean(square(x + s + c - t))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+def test_blocks_of_a_micro_batch_change_places() -> None:
+    """Over axes of the mesh: along that of the micro-batches every device is everywhere."""
+    rules = "l -> pipe, b -> d, m -> t, grads: m -> d, params: m -> d"
+    use = "with one_f_one_b[b](2, reduce=each)"
+    made = compiled(SAMPLES, "pipe:2,d:2,t:2", rules, use, "immediate")
+    assert "permute(\n" in made.text.partition("def backward")[2]
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(SAMPLES))
+    hold_bytes(run, made)
