@@ -25,47 +25,16 @@ def make_groups(
 ) -> dict[str, Any]:
     """The process group of this device over each set of mesh axes, under `"axis+axis"`.
 
-    Of the messages of a pipeline (`pipe:forward`) each two devices have their own.
+    Of a line (`pipe:forward`) these are the ranks along its axis, for `pairs_of`.
     """
-    by_axes: dict[str, Any] = {}
-    for axes in groups:
-        every, name = group_members(mesh, axes), "+".join(axes)
-        if ":" in name:
-            by_axes[name] = PairGroups(every, rank)
-            continue
-        for members in every:  # all processes take part in making all groups
+    by_axes: dict[str, Any] = {"+".join(axes): group_members(mesh, axes) for axes in groups}
+    for name, every in [*by_axes.items()]:
+        for members in every if ":" not in name else ():  # all processes take part in all groups
             is_world = len(members) == dist.get_world_size()
             group = dist.group.WORLD if is_world else dist.new_group(members)
             if rank in members:
                 by_axes[name] = group
     return by_axes
-
-
-class PairGroups:
-    """A process group for each two devices along an axis, from one to the other.
-
-    `every` are the ranks along the axis, wherever the other axes are. In one group of nccl all
-    messages wait for each other (torch 2.8): what a device has asked for would hold up what it
-    sends.
-    """
-
-    def __init__(self, every: list[list[int]], rank: int) -> None:
-        self.every, self.rank = every, rank
-        self.made: dict[tuple[int, int], Any] = {}
-
-    def connect(self, pairs: list[tuple[int, int]]) -> None:
-        """Make the groups of pairs, by their places along the axis; all processes take part."""
-        for pair in (p for p in pairs if p not in self.made):
-            self.made[pair] = None
-            for members in ([ranks[place] for place in pair] for ranks in self.every):
-                group = dist.new_group(members)
-                if self.rank in members:
-                    self.made[pair] = group
-
-    def pair(self, source: int, target: int) -> tuple[Any, int, int]:
-        """The group for messages from one to the other, and the ranks of both in it."""
-        first = int(source > target)  # the ranks of a group are in order
-        return self.made[source, target], first, 1 - first
 
 
 class Pending:

@@ -47,6 +47,40 @@ def exchange(
     return received.view(x.dtype)
 
 
+def pairs_of(groups: dict[str, Any], name: str) -> Any:
+    """The process groups of a line, kept in the place of the ranks along its axis."""
+    if isinstance(groups[name], list):
+        groups[name] = PairGroups(groups[name])
+    return groups[name]
+
+
+class PairGroups:
+    """A process group for each two devices along an axis, from one to the other.
+
+    `every` are the ranks along the axis, wherever the other axes are. In one group of nccl all
+    messages wait for each other (torch 2.8): what a device has asked for would hold up what it
+    sends.
+    """
+
+    def __init__(self, every: list[list[int]]) -> None:
+        self.every = every
+        self.made: dict[tuple[int, int], Any] = {}
+
+    def connect(self, pairs: list[tuple[int, int]]) -> None:
+        """Make the groups of pairs, by their places along the axis; all processes take part."""
+        for pair in (p for p in pairs if p not in self.made):
+            self.made[pair] = None
+            for members in ([ranks[place] for place in pair] for ranks in self.every):
+                group = dist.new_group(members)
+                if dist.get_rank() in members:
+                    self.made[pair] = group
+
+    def pair(self, source: int, target: int) -> tuple[Any, int, int]:
+        """The group for messages from one to the other, and the ranks of both in it."""
+        first = int(source > target)  # the ranks of a group are in order
+        return self.made[source, target], first, 1 - first
+
+
 At = tuple[int, int]
 """A micro-batch and a stage."""
 

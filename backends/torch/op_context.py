@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
 
@@ -9,6 +10,8 @@ from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import Attrs, Intervals
 from meshdsl.ops.torch_expressions import aligned, scalar, tuple_text
 from meshdsl.records import dataclass
+
+_NUMBERED = re.compile(r"_\d+$")
 
 
 @dataclass(slots=True)
@@ -145,8 +148,9 @@ class TorchText:
         return self.unpacked[text]
 
     def let_long(self, index: int, text: str) -> str:
-        """Assign `text`, operand `index` as i64, to a variable; returns that."""
-        self.long[index] = self.let("index", text)
+        """Assign `text`, operand `index` as i64, to a variable named after it; returns that."""
+        name = _NUMBERED.sub("", self.args[index]) if self.args[index].isidentifier() else ""
+        self.long[index] = self.let(f"{name}_index".lstrip("_"), text)
         return self.long[index]
 
     def let_number(self, index: int, text: str) -> str:

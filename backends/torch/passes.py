@@ -45,7 +45,7 @@ class PassText:
         self.variables = writer.state.variables
         self.micro = self.variables.word(node.index, "micro")
         self.arguments = f"{self.micro}, {STAGE}" if several else self.micro
-        self.state.used.add("Line")
+        self.state.used |= {"Line", "pairs_of"}
 
     @contextmanager
     def step(self) -> Iterator[None]:

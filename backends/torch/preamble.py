@@ -193,6 +193,11 @@ def line_group(axis: str, part: StagePhase, number: int, back: bool = False) -> 
     return f"{axis}:{direction}" + (f":{number}" if number else "") + (":back" if back else "")
 
 
+def pairs(name: str) -> str:
+    """Text of the process groups of a line."""
+    return f"pairs_of(groups, {quoted(name)})"
+
+
 def goes_back(node: Pipeline) -> bool:
     """Whether a stage is on a device before that of the stage before it."""
     device_of = node.known.device_of

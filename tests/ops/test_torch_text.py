@@ -205,13 +205,13 @@ TEXTS = [
     ("pick", [_type((A, B_))], {"dim": B_, "index": 2}, "x0[:, 2]"),
     ("zeros", [], {"dims": (A, B_), "dtype": F32}, "torch.zeros((4, 3), dtype=torch.float32)"),
     ("iota", [], {"dim": A}, "torch.arange(4, dtype=torch.int32)"),
-    ("gather", [_type((C, B_)), IDS], {"dim": C}, "x0[index_0]"),
-    ("gather", [_type((B_, C)), IDS], {"dim": C}, "x0[:, index_0]"),
+    ("gather", [_type((C, B_)), IDS], {"dim": C}, "x0[x1_index_0]"),
+    ("gather", [_type((B_, C)), IDS], {"dim": C}, "x0[:, x1_index_0]"),
     (
         "gather",
         [_type((D, A, C)), IDS],
         {"dim": C},
-        "torch.take_along_dim(x0, index_0[..., None], 2).squeeze(2)",
+        "torch.take_along_dim(x0, x1_index_0[..., None], 2).squeeze(2)",
     ),
     (
         "layer_norm",
@@ -223,7 +223,7 @@ TEXTS = [
         "cross_entropy",
         [_type((D, A, C)), IDS],
         {"dim": C},
-        "torch.nn.functional.cross_entropy(x0.flatten(0, -2), index_0.flatten(), "
+        "torch.nn.functional.cross_entropy(x0.flatten(0, -2), x1_index_0.flatten(), "
         'reduction="none").unflatten(0, (2, 4))',
     ),
 ]

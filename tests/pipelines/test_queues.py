@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from meshdsl.backends.runtime import communication, line
-from meshdsl.backends.runtime.communication import PairGroups
-from meshdsl.backends.runtime.line import Line, actions
+from meshdsl.backends.runtime import line
+from meshdsl.backends.runtime.line import Line, PairGroups, actions
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.table import row_text
 from tests.schedule.test_published import tables
@@ -41,6 +40,9 @@ class Device:
     def __init__(self, number: int) -> None:
         self.number, self.posts = number, list[Post]()
         self.waits, self.counts = list[Post](), Counter[tuple[Any, tuple[int, int]]]()
+
+    def get_rank(self) -> int:
+        return self.number
 
     def irecv(self, value: torch.Tensor, *, group: Any, group_src: int) -> Any:
         return self._post(group, (group.place(group_src), self.number), waited=True)
@@ -90,11 +92,11 @@ def come_through(rows: Sequence[str], stages: int, in_pairs: bool) -> bool:
             return Group(next(numbers), tuple(sorted(ranks)))
 
         groups: dict[str, Any] = {
-            name: PairGroups([every], device.number) if in_pairs else OneGroup(made(every))
+            name: PairGroups([every]) if in_pairs else OneGroup(made(every))
             for name in ("F", "B", "F back", "B back")
         }
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(communication, "dist", SimpleNamespace(new_group=made))
+            patch.setattr(device, "new_group", made, raising=False)
             patch.setattr(line, "dist", device)
             run(rows, device.number, stages, groups)
     return all_come(devices)
