@@ -8,6 +8,7 @@ taken, until none is better: no single rule more or less improves what is found.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 
@@ -129,12 +130,19 @@ class _Steps:
         return plan
 
     def steps_from(self, rules: Rules, free: Callable[[SearchRule], bool]) -> Iterator[Rules]:
-        """The rules with one more or less, or with another one in its place."""
+        """The rules with one more or less, or with another one in its place.
+
+        Those that store several roles by one dim may be worth nothing only together.
+        """
         fixed, most = self.problem.fixed, self.problem.request.max_rules
         general = {rule.dim: rule.axes for rule in rules if not rule.selector}
-        for rule in rules:
-            if rule not in fixed and free(rule):
-                yield tuple(other for other in rules if other is not rule)
+        loose = [rule for rule in rules if rule not in fixed and free(rule)]
+        for rule in loose:
+            yield tuple(other for other in rules if other is not rule)
+        for dim, count in Counter(rule.dim for rule in stored_rules(tuple(loose))).items():
+            if count > 1:
+                left_out = [rule for rule in stored_rules(tuple(loose)) if rule.dim == dim]
+                yield tuple(other for other in rules if other not in left_out)
         for rule in self.options:
             if rule in rules or rule.axes == general.get(rule.dim, ()):
                 continue

@@ -126,14 +126,20 @@ def _covering(
     mesh: Mesh,
     preferred: str,
 ) -> Iterator[str]:
-    """Dims without a general rule that an axis divides: a preferred one, then by their bytes."""
+    """Dims without a general rule that an axis divides: a preferred one, then by their bytes.
+
+    Blocks are uneven only of an axis that divides none of them.
+    """
     split = {d for d, axes in general.items() if axis in axes}
     left = [t for t in types if not split.intersection(t.names)]
     # A rule for a dim that a split parameter has, too, would take the axis away from that one.
     taken = {d for t in types if split.intersection(t.names) for d in t.names}
     sizes = {d.name: d.size for t in left for d in t.dims}
     free = [d for d in sizes if d not in taken and not general.get(d)]
-    free = [d for d in free if sizes[d] % mesh.size(axis, *carried.get(d, ())) == 0]
+    parts = {d: mesh.size(axis, *carried.get(d, ())) for d in free}
+    free = [d for d in free if sizes[d] % parts[d] == 0] or [
+        d for d in free if sizes[d] >= parts[d]
+    ]
     while left and free:
         best = max(free, key=lambda d: (d == preferred, sum(t.bytes for t in left if t.has(d))))
         if not any(t.has(best) for t in left):

@@ -117,7 +117,8 @@ def test_megatron_and_zero_under_a_limit_of_memory() -> None:
     options = Options(dtype="bf16")
     made = Compilation(read_source(SEARCH / "gpt3.mdsl"), options)
     found = solve(problems(SearchRequest(memory=80 * 10**9), made), METHODS["layouts"])
-    best, megatron = found.plans[:2]
+    best, *others = found.plans
+    megatron = next(p for p in others if not {*best.rules} <= {*p.rules})
     general = {str(rule) for rule in megatron.rules if not rule.selector}
     assert {"batch -> data", "heads -> tp", "hidden -> tp"} <= general
     assert {"params: model -> data", "grads: model -> data"} <= set(map(str, megatron.rules))

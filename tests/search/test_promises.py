@@ -19,8 +19,9 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.placements import Mesh
 from meshdsl.search import enumeration
 from meshdsl.search.budget import Budget, rounds
-from meshdsl.search.candidate import Candidate
+from meshdsl.search.candidate import Candidate, SearchRule
 from meshdsl.search.infeasible import least_possible
+from meshdsl.search.local_search import _Steps
 from meshdsl.search.methods import METHODS, best_plans
 from meshdsl.search.practice import practised, roles
 from meshdsl.search.problem import SearchResult
@@ -399,3 +400,40 @@ def test_no_stage_of_zero_is_faster(model: str, monkeypatch: pytest.MonkeyPatch)
     assert len(stages) == 3
     values = [min(map(problem.value, problem.plans((*fastest.rules, *m)))) for m in stages]
     assert problem.value(found.plans[0]) <= min(values)
+
+
+ODD = """
+dim batch = 66, model = 2048, hidden = 8192, layers = 4
+mesh grid = { data: 2, tp: 3 }
+program odd(x[batch, model]) {
+  repeat layers {
+    param up[model, hidden]
+    param down[hidden, model]
+    x = x + einsum(relu(einsum(x, up -> [batch, hidden])), down -> [batch, model])
+  }
+  loss = mean(x * x)
+  return loss
+  minimize loss with adamw(lr=0.001)
+}
+"""
+
+
+def test_an_axis_that_divides_no_parameter_stores_them_in_uneven_blocks() -> None:
+    """Where no layout of whole parameters fits, one that stores them over all devices does."""
+    made = Compilation(Source("odd.mdsl", ODD), Options(mesh="grid"))
+    free = solve(problems(SearchRequest(objective="memory", fix="batch -> tp"), made), LAYOUTS)
+    limit = free.plans[0].peak * 5 // 4
+    asked = SearchRequest(objective="time", cluster="h100", fix="batch -> tp", memory=limit)
+    found = solve(problems(asked, made), LAYOUTS).plans[0]
+    assert found.peak <= limit
+    assert any("tp" in rule.axes for rule in stored_rules(found.rules))
+
+
+def test_rules_that_store_roles_by_one_dim_are_left_out_together() -> None:
+    made = Compilation(Source("tall.mdsl", TALL), Options(mesh="grid"))
+    (problem,) = problems(SearchRequest(objective="time", cluster="h100"), made)
+    of_hidden = tuple(SearchRule("hidden", ("tp",), (role,)) for role in ("params", "grads"))
+    of_model = SearchRule("model", ("data",), ("state",))
+    steps = [*_Steps(problem, []).steps_from((*of_hidden, of_model), lambda rule: True)]
+    assert (of_model,) in steps
+    assert len(steps) == 4
