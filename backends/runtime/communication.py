@@ -19,15 +19,16 @@ from meshdsl.backends.runtime.values import (
     source_rank,
 )
 
+Groups = dict[str, Any]
+"""The process groups of a device, by mesh axes: `"axis+axis"`."""
 
-def make_groups(
-    mesh: dict[str, int], groups: tuple[tuple[str, ...], ...], rank: int
-) -> dict[str, Any]:
+
+def make_groups(mesh: dict[str, int], groups: tuple[tuple[str, ...], ...], rank: int) -> Groups:
     """The process group of this device over each set of mesh axes, under `"axis+axis"`.
 
     Of a line (`pipe:forward`) these are the ranks along its axis, for `pairs_of`.
     """
-    by_axes: dict[str, Any] = {"+".join(axes): group_members(mesh, axes) for axes in groups}
+    by_axes: Groups = {"+".join(axes): group_members(mesh, axes) for axes in groups}
     for name, every in [*by_axes.items()]:
         for members in every if ":" not in name else ():  # all processes take part in all groups
             is_world = len(members) == dist.get_world_size()
@@ -139,7 +140,7 @@ def permute(
     mesh: dict[str, int],
     before: dict[str, tuple[str, ...]],
     after: dict[str, tuple[str, ...]],
-    groups: dict[str, Any],
+    groups: Groups,
     shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """Pass blocks on: `x` is the block under the splits `before`, the result that under `after`.
@@ -188,7 +189,7 @@ def halo(
     fill: float | str | None,
     rank: int,
     mesh: dict[str, int],
-    groups: dict[str, Any],
+    groups: Groups,
     padded: tuple[Padded, ...] = (),
 ) -> torch.Tensor:
     """What this device's block of a loop reads of `dim`: own elements, others' and `fill`.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.runtime.communication import as_numbers
+from meshdsl.backends.runtime.communication import Groups, as_numbers
 
 
 def actions(row: str, device: int) -> Iterator[tuple[str, int, int]]:
@@ -47,7 +47,7 @@ def exchange(
     return received.view(x.dtype)
 
 
-def pairs_of(groups: dict[str, Any], name: str) -> Any:
+def pairs_of(groups: Groups, name: str) -> Any:
     """The process groups of a line, kept in the place of the ranks along its axis."""
     if isinstance(groups[name], list):
         groups[name] = PairGroups(groups[name])
