@@ -13,7 +13,7 @@ from rich.console import Console
 
 from meshdsl.carets import print_diagnostics, render, to_json
 from meshdsl.codes import CODES, SECTIONS
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Source, Span
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Source, Span, all_closest
 from meshdsl.named import builder
 from meshdsl.pipeline import Options
 from meshdsl.report.checks import check_source
@@ -231,3 +231,7 @@ def test_wrong_example_is_reported(code: str, monkeypatch: pytest.MonkeyPatch) -
     check_source(Source("t", CODES[code].wrong), Options(), diagnostics)
     assert {d.code for d in diagnostics} == {code}
     assert all(d.help for d in diagnostics)
+
+
+def test_of_names_about_equally_close_the_closest_comes_first() -> None:
+    assert all_closest("hiddn", ["hidd", "heads", "hidden"]) == ["hidden", "hidd"]

@@ -124,6 +124,8 @@ MD0582 evaluate tokens.mdsl --data texts.jsonl --params e300.npz
 MD0624 generate speaks.mdsl --params e.npz --prompt '1 2' --tokens numbers
 MD0625 generate speaks.mdsl --program step --params e.npz --prompt '1 2' --tokens numbers --steps 9
 MD0627 generate speaks.mdsl --program step --params e.npz --prompt '1' --tokens numbers --top-p 2
+MD0627 generate speaks.mdsl --program step --params e.npz --prompt 1 --tokens numbers --beams 2 \
+--temperature 1
 MD0632 simulate f.mdsl --layout dp --mesh m --cluster h100 --against trace.json
 MD0664 search --graph limited.json --memory 1B
 MD0667 search f.mdsl --method bayesian
@@ -231,6 +233,7 @@ def test_every_fix_mends_its_command(
     assert found, first
     assert any(d.fixes for d in found), f"{code} offers no fix"
     for diagnostic in found:
+        assert len(diagnostic.fixes) == 1 or not any(f.safe for f in diagnostic.fixes), "a choice"
         for fix in diagnostic.fixes:
             _files(tmp_path)
             fixed = after(words, fix, tmp_path)
