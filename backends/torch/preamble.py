@@ -185,7 +185,7 @@ def messages(node: Pipeline) -> Iterator[tuple[Move, Stages, tuple[str, ...]]]:
 
 
 def line_group(axis: str, part: StagePhase, number: int, back: bool = False) -> str:
-    """The name of the process group of a line, which has one of its own.
+    """The name of the process groups of a line, which are its own.
 
     Where devices have several stages, some of it goes `back` to a device before the stage's own.
     """
