@@ -273,8 +273,8 @@ class Member(NamedTuple):
     position: int
     rank: int
 
-    def connect(self, pairs: list[tuple[int, int]]) -> None:
-        """Nothing has to be made for messages between pairs of devices."""
+    def connect(self, source: int, target: int) -> None:
+        """Pairs of devices need no groups here."""
 
     def pair(self, source: int, target: int) -> tuple[Member, int, int]:
         """The group for messages from one device to another, and the ranks of both in it."""

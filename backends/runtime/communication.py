@@ -26,7 +26,7 @@ Groups = dict[str, Any]
 def make_groups(mesh: dict[str, int], groups: tuple[tuple[str, ...], ...], rank: int) -> Groups:
     """The process group of this device over each set of mesh axes, under `"axis+axis"`.
 
-    Of a line (`pipe:forward`) these are the ranks along its axis, for `pairs_of`.
+    A line (`pipe:forward`) has the ranks along its axis instead: `pairs_of` makes its groups.
     """
     by_axes: Groups = {"+".join(axes): group_members(mesh, axes) for axes in groups}
     for name, every in [*by_axes.items()]:

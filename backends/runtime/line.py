@@ -1,9 +1,9 @@
 """Values on their way between the stages of a pipeline.
 
-A line has a process group for each two devices that it goes between, so its messages are a queue in
-which nothing else overtakes, in the order of the sender's row. Nothing waits but a receiver for its
-own message. (Blocking sends on both sides hang, on gloo even of 16 bytes. In one group of nccl what
-a device sends waits for what it has asked for before.)
+A line has a process group for each pair of devices that it connects and each direction. So the
+messages of a pair arrive in the order of the sender's row, and only a receiver waits, for its own
+message. (Blocking sends on both sides hang, on gloo even of 16 bytes. In a single nccl group a send
+waits for the receives that the device has posted before.)
 """
 
 from collections import deque
@@ -48,36 +48,37 @@ def exchange(
 
 
 def pairs_of(groups: Groups, name: str) -> Any:
-    """The process groups of a line, kept in the place of the ranks along its axis."""
+    """The process groups of a line. The first use replaces the ranks along its axis by them."""
     if isinstance(groups[name], list):
         groups[name] = PairGroups(groups[name])
     return groups[name]
 
 
 class PairGroups:
-    """A process group for each two devices along an axis, from one to the other.
+    """A process group for each pair of devices along an axis, and each direction.
 
-    `every` are the ranks along the axis, wherever the other axes are. In one group of nccl all
-    messages wait for each other (torch 2.8): what a device has asked for would hold up what it
-    sends.
+    `every` has the ranks along the axis, for each place on the other axes. In a single nccl group
+    messages run one after the other (torch 2.8): a receive would delay every send after it.
     """
 
     def __init__(self, every: list[list[int]]) -> None:
         self.every = every
         self.made: dict[tuple[int, int], Any] = {}
 
-    def connect(self, pairs: list[tuple[int, int]]) -> None:
-        """Make the groups of pairs, by their places along the axis; all processes take part."""
-        for pair in (p for p in pairs if p not in self.made):
-            self.made[pair] = None
-            for members in ([ranks[place] for place in pair] for ranks in self.every):
-                group = dist.new_group(members)
-                if dist.get_rank() in members:
-                    self.made[pair] = group
+    def connect(self, source: int, target: int) -> None:
+        """Make the groups of a pair, given by places along the axis; all processes take part."""
+        if (source, target) in self.made:
+            return
+        self.made[source, target] = None
+        for ranks in self.every:
+            members = [ranks[source], ranks[target]]
+            group = dist.new_group(members)
+            if dist.get_rank() in members:
+                self.made[source, target] = group
 
     def pair(self, source: int, target: int) -> tuple[Any, int, int]:
         """The group for messages from one to the other, and the ranks of both in it."""
-        first = int(source > target)  # the ranks of a group are in order
+        first = int(source > target)  # torch sorts the members of a group
         return self.made[source, target], first, 1 - first
 
 
@@ -122,7 +123,7 @@ class Line:
         self.order = [deque(p for p in row if self.home.get(p) == device) for row in after]
         ways = {(n, self.home[p]) for n, row in enumerate(after) for p in row if p in self.home}
         for way in sorted((source, target) for source, target in ways if source != target):
-            self.groups(*way).connect([way])
+            self.groups(*way).connect(*way)
         self.coming: list[deque[tuple[At, Any, torch.Tensor]]] = [deque() for _ in senders]
         self.early: dict[At, torch.Tensor] = {}
         self.sent: deque[tuple[Any, torch.Tensor]] = deque()
@@ -131,7 +132,7 @@ class Line:
                 self.ask(source)
 
     def groups(self, source: int, target: int) -> Any:
-        """The groups that have that of messages from a device to another."""
+        """The process groups for the direction of messages from one device to another."""
         forward = self.back is None or (target > source) == (self.step > 0)
         return self.group if forward else self.back
 

@@ -7,7 +7,7 @@ gradients of the stage's parameters, for which nobody waits.
 from __future__ import annotations
 
 from meshdsl.backends.torch.passes import PassText
-from meshdsl.backends.torch.preamble import messages, pairs
+from meshdsl.backends.torch.preamble import messages, pairs_text
 from meshdsl.device.ir import FORWARD, INPUTS, WEIGHTS, Move, StagePhase
 from meshdsl.device.pass_values import kept_for_backward, kept_for_weights
 from meshdsl.ir.rewrite import reads_of
@@ -42,7 +42,7 @@ class CutNetworkText:
         """Write a line for each message."""
         for move, ends, names in messages(self.node):
             kind = "F" if move.phase == "forward" else "B"
-            group, *back = map(pairs, names)
+            group, *back = map(pairs_text, names)
             more = f", ends={ends}" + "".join(f", back={name}" for name in back)
             hint = move.source.hint or move.source.name
             self.lines[move] = self.passes.line(hint, group, kind, move.target, more)

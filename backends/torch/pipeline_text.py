@@ -15,7 +15,7 @@ from functools import partial
 from meshdsl.backends.torch.cut_networks import CutNetworkText
 from meshdsl.backends.torch.line_breaks import quoted
 from meshdsl.backends.torch.passes import KEEPERS, PassText
-from meshdsl.backends.torch.preamble import goes_back, line_group, pairs
+from meshdsl.backends.torch.preamble import goes_back, line_group, pairs_text
 from meshdsl.backends.torch.statement_writer import StatementWriter
 from meshdsl.backends.torch.text_state import typed
 from meshdsl.device.ir import (
@@ -114,9 +114,9 @@ class PipelineText:
         axis, back = self.node.axis, ""
         by_carry = {}
         for number, carry in enumerate(loop.carries):
-            group = pairs(line_group(axis, part, number))
+            group = pairs_text(line_group(axis, part, number))
             if goes_back(self.node):
-                back = f", {pairs(line_group(axis, part, number, back=True))}"
+                back = f", {pairs_text(line_group(axis, part, number, back=True))}"
             kind = "F" if part is StagePhase.LOOP else "B"
             hint = carry.inside.hint or carry.inside.value.label
             by_carry[carry.inside] = self.passes.line(hint, group, kind, carry.inside, back)

@@ -193,7 +193,7 @@ def line_group(axis: str, part: StagePhase, number: int, back: bool = False) -> 
     return f"{axis}:{direction}" + (f":{number}" if number else "") + (":back" if back else "")
 
 
-def pairs(name: str) -> str:
+def pairs_text(name: str) -> str:
     """Text of the process groups of a line."""
     return f"pairs_of(groups, {quoted(name)})"
 

@@ -36,7 +36,7 @@ def command(
 
         if operator is None:
             if given.every:
-                refuse("MD0601", "`--all` is about one operator", leave_out("--all"), "name one")
+                refuse("MD0601", "`--all` needs an operator", leave_out("--all"), "name one")
             listed = meanings()
             if given.json:
                 common.print_json(listed)

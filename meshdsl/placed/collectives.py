@@ -181,7 +181,7 @@ class Step:
     def changed(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
         """The splits of a permute, before and after, of the dims whose axes change.
 
-        Only over its own axes: of a micro-batch every device has a block.
+        A micro-batch is on every device, so its axis is none of the permute's.
         """
         old, new = dict(self.before.splits), dict(self.after.splits)
         dims = [d for d in old if old[d] != new[d]]

@@ -297,10 +297,10 @@ class _Enumeration:
         ended = self.ended.get(rules, math.inf) if self.problem.objective == "bytes" else math.inf
         return min([*map(self.problem.at_least, plans), ended])
 
-    def best_stored(self, placed: Placed) -> Placed:
-        """The layouts, those first that are best as they are; also where they do not fit.
+    def best_whole(self, placed: Placed) -> Placed:
+        """Layouts by their value without storage rules, best first, whether they fit or not.
 
-        Bounds of the first differ by less than the bounds are off: these are in order of values.
+        The order is by bounds. The first few, whose bounds are nearly equal, are ordered exactly.
         """
         problem = self.problem
         known = [(r, [p for p in problem.plans(r) if p.is_known]) for r, _ in placed]
@@ -315,8 +315,8 @@ class _Enumeration:
     def storage(self, placed: Placed, space: LayoutSpace) -> None:
         """Place them with rules for storage, too, unless that cannot be better."""
         problem, most, best = self.problem, self.most, self.best
-        is_sure = best is not None and not stored_rules(best.rules)
-        if is_sure and not problem.request.front and problem.objective != "memory":
+        fits_whole = best is not None and not stored_rules(best.rules)
+        if fits_whole and not problem.request.front and problem.objective != "memory":
             most = most if most == math.inf else min(most, STORED // max(1, problem.operators))
         for rules, plans in placed:
             every = stored(problem.program, problem.mesh, rules, space.exchanged)
@@ -541,7 +541,7 @@ class Layouts:
             else:
                 others += run.general([rules])
         if storage:
-            run.storage(run.best_stored(others), space)
+            run.storage(run.best_whole(others), space)
         return begun + others
 
     def _few(self, run: _Enumeration, space: LayoutSpace, weigh: Weigh) -> list[Rules]:

@@ -132,7 +132,8 @@ class _Steps:
     def steps_from(self, rules: Rules, free: Callable[[SearchRule], bool]) -> Iterator[Rules]:
         """The rules with one more or less, or with another one in its place.
 
-        Those that store several roles by one dim may be worth nothing only together.
+        Rules that store several roles by one dim also leave together: each alone may be useful only
+        because of the others.
         """
         fixed, most = self.problem.fixed, self.problem.request.max_rules
         general = {rule.dim: rule.axes for rule in rules if not rule.selector}

@@ -128,7 +128,7 @@ def _covering(
 ) -> Iterator[str]:
     """Dims without a general rule that an axis divides: a preferred one, then by their bytes.
 
-    Blocks are uneven only of an axis that divides none of them.
+    Where the axis divides none of them, they are split unevenly.
     """
     split = {d for d, axes in general.items() if axis in axes}
     left = [t for t in types if not split.intersection(t.names)]

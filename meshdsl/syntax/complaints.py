@@ -124,7 +124,7 @@ class Situation:
 
 def complaint(at: Situation) -> Diagnostic:
     """The diagnostic for a syntax error: that of the first hint that fits, or the plain one."""
-    sign = _only_sign(at) or _left_out(at)
+    sign = _only_sign(at) or _missing_sign(at)
     help = advice(sign, _plain_help(at))
     plain = Diagnostic("MD0001", _plain(at), at.span, help=help, fixes=sign)
     diagnostic = next(filter(None, (hint(at) for hint in _HINTS)), plain)
@@ -552,13 +552,13 @@ def _only_sign(at: Situation) -> tuple[Fix, ...]:
     return ()
 
 
-def _left_out(at: Situation) -> tuple[Fix, ...]:
-    """The fix for a comma that is missing in a list, or the brace of a block: `x[batch io]`."""
+def _missing_sign(at: Situation) -> tuple[Fix, ...]:
+    """The fix that adds the comma of `x[batch io]`, or the brace of a block."""
     if at.before is None or at.token is None:
         return ()
     end, start = at.before.end_pos or 0, at.span.start
-    brackets = at.opened[-1:] and at.opened[-1].type in ("LPAR", "LSQB")
-    in_list = brackets or at.block == "MESH" or not at.opened  # of dims
+    inside = at.opened[-1].type if at.opened else "DIM"  # outside of brackets only dims have commas
+    in_list = inside in ("LPAR", "LSQB", "DIM") or at.block == "MESH"
     if in_list and "COMMA" in at.expected and at.kind in ("NAME", "NUMBER"):
         edit = Edit(Span(at.source, end, start), ", ")
         return (Fix(f"write `,` before `{at.token}`", (edit,), safe=False),)

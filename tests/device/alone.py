@@ -29,8 +29,8 @@ class Work:
 class Group(str):
     """A group of a device without others: its name."""
 
-    def connect(self, pairs: list[tuple[int, int]]) -> None:
-        """Makes no groups of pairs."""
+    def connect(self, source: int, target: int) -> None:
+        """Makes no group for a pair."""
 
     def pair(self, source: int, target: int) -> tuple[Group, int, int]:
         """This group, and both places in it."""

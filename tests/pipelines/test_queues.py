@@ -74,7 +74,7 @@ class OneGroup(NamedTuple):
 
     group: Group
 
-    def connect(self, pairs: list[tuple[int, int]]) -> None:
+    def connect(self, source: int, target: int) -> None:
         """There is one for all."""
 
     def pair(self, source: int, target: int) -> tuple[Group, int, int]:
