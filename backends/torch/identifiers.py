@@ -51,17 +51,22 @@ class Identifiers:
         self._used = {*taken, *reserved()}
         self._ever = set(self._used)
         self._last: dict[str, int] = {}
+        # The number behind each name; 1 where there is none.
+        self.number: dict[str, int] = {}
 
-    def fresh(self, hint: str) -> str:
-        """`hint` itself if it is safe and free, otherwise with a number after it."""
+    def fresh(self, hint: str, number: int = 1) -> str:
+        """`hint` itself if it is safe and free, otherwise with a number after it.
+
+        With another `number` than 1 first the name with that number is tried.
+        """
         base = safe(hint)
-        name, number = base, self._last.get(base, 1)
+        name = base if number == 1 else f"{base}_{number}"
         while name in self._used or name.startswith("__"):
-            number += 1
+            number = self._last[base] = self._last.get(base, 1) + 1
             name = f"{base}_{number}"
         self._used.add(name)
         self._ever.add(name)
-        self._last[base] = number
+        self.number[name] = number
         return name
 
     def is_free(self, hint: str) -> bool:
@@ -147,6 +152,7 @@ class Variables:
         self._busy: dict[str, float] = {}
         self._holders: dict[str, set[str]] = {}
         self._last: dict[str, Var] = {}
+        self._numbers: dict[Value, int] = {}
         collected = {c.outer for loop in in_program for c in loop.collected}
         stacked = (s for loop in in_program for s in loop.stacked)
         self._views = {s.inside for s in stacked if s.outer not in collected}
@@ -163,7 +169,9 @@ class Variables:
             self._local.add(name)
             # Several may get theirs before the first is assigned: those that one bucket brings.
             self._busy[name], self._last[name] = self.until.get(var, self.now), var
-        return self.chosen[var.name]
+        name = self.chosen[var.name]
+        self._numbers.setdefault(var.value, self.names.number.get(name, 1))
+        return name
 
     def _take_again(self, var: Var) -> None:
         """Give a variable its identifier again, unless another that is read later has it."""
@@ -236,7 +244,9 @@ class Variables:
                 if source is not None and not value.is_gradient:
                     self._paths[source] = min(path, self._paths.get(source, path), key=len)
                 return self.names.fresh(hint)
-        return self.names.fresh(var.hint)
+        # The gradient of `tanh_2` is `d_tanh_2`.
+        number = self._numbers.get(value.source, 1) if value.is_gradient else 1
+        return self.names.fresh(var.hint, number)
 
     def _may_follow(self, name: str, var: Var) -> bool:
         """Whether a variable may take over the identifier of another one, which is dead.

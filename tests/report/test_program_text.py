@@ -19,6 +19,7 @@ from meshdsl.device.ir import Bucket, Compute, DeviceLoop, Node, Var
 from meshdsl.device.liveness import shows_operand
 from meshdsl.ir.program import every, loops
 from meshdsl.named.identities import OF_STEPS
+from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
 from tests.report.golden import CASES, Case, made
 
@@ -41,6 +42,7 @@ def test_programs_read_as_written_by_hand(case: Case) -> None:
     assert not list(works(functions.lines))
     assert not list(zeros_of_others(functions.lines))
     assert not list(gradients_of_others(functions.lines))
+    assert not list(numbers_of_others(functions))
 
 
 def test_states_are_those_of_all_parameters_but_some() -> None:
@@ -256,6 +258,27 @@ def gradients_of_others(lines: tuple[TextLine, ...]) -> Iterator[str]:
     for param, named_after in re.findall(r'^ *"([\w.]+)": d_(\w+),', text, re.MULTILINE):
         if loaded.get(named_after, param) != param:
             yield f"d_{named_after} of {param}"
+
+
+def numbers_of_others(functions: WrittenFunctions) -> Iterator[str]:
+    """Gradients of `tanh_2` that are named `d_tanh_3`, where nothing else is named `d_tanh_2`."""
+    named: dict[Value, str] = {}
+    makes = [v for node in every(functions.program.body) for v in node.makes]
+    for var in makes:
+        if var.name in functions.identifiers:
+            named.setdefault(var.value, functions.identifiers[var.name])
+    names_of_others = {name for value, name in named.items() if not value.is_gradient}
+    for value, name in named.items():
+        if not value.is_gradient or value.name or value.source not in named:
+            continue
+        own = f"d_{named[value.source]}"
+        of_others = {n for v, n in named.items() if v.source != value.source} | names_of_others
+        if base(name) == base(own) and name != own and own not in of_others:
+            yield f"{name} of {named[value.source]}"
+
+
+def base(name: str) -> str:
+    return re.sub(r"(_\d+)?$", "", name)
 
 
 def needless(functions: WrittenFunctions) -> Iterator[str]:
