@@ -53,6 +53,14 @@ program net(x0[batch, model]) {{
 """
 
 
+LARGEST = (
+    *("--set", "layers=126", "--set", "batch=2048", "--mesh", "data:128,pipe:16,tp:8"),
+    *("--layout", "batch -> data, layers -> pipe, kv -> tp, hidden -> tp, vocab -> tp"),
+    *("--schedule", f'one_f_one_b[batch](16, layers="7 {" ".join("8" * 14)} 7")'),
+    *("--reduce", "deferred"),
+)
+"""Layers on the stages as in Llama 3 405B (Dubey et al. 2024): the first and last have one less."""
+
 SEARCHED = ("heads=8", "model=384", "batch=48", "layers=96")
 """Sizes of `examples/lm.mdsl` that divide over `BIG_MESH`."""
 
@@ -103,6 +111,9 @@ def commands(folder: Path) -> dict[str, list[str]]:
             *CLI, "explain", str(step), "--layout", "wide", "--mesh", "five",
         ],
         "explain 256 blocks, two axes": [*CLI, "explain", str(unrolled)],
+        "explain uneven stages, 16,384 devices": [
+            *CLI, "explain", str(EXAMPLES / "models" / "llama.mdsl"), *LARGEST,
+        ],
         "compile mlp": [*CLI, "compile", mlp],
         "run transformer, 8 devices (local)": [
             *CLI, "run", transformer, "--layout", "megatron", "--mesh", "pod",

@@ -7,7 +7,8 @@ and by their stages. What one sends follows from its own block; in a pass, from 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from meshdsl.device.alike import alike_devices
@@ -59,7 +60,7 @@ class Sender:
 
 def busiest(program: DeviceProgram) -> Sender:
     """The device that sends most."""
-    return _Senders(program).busiest()
+    return max(senders(program), key=lambda sender: sender.bytes)
 
 
 def senders(program: DeviceProgram) -> tuple[Sender, ...]:
@@ -79,42 +80,29 @@ class _Senders:
         self.axes = self.mesh.sorted(frozenset(itertools.chain(*self.unlike.values())))
 
     def found(self) -> tuple[Sender, ...]:
-        groups, axes = self._groups
-        return tuple(self._sender(group, at) for group in groups for at in self.mesh.places(axes))
-
-    def busiest(self) -> Sender:
-        """The first of those that send most; the others' bytes are added up all at once."""
-        groups, axes = self._groups
-        if not axes:
-            return max((self._sender(group, {}) for group in groups), key=lambda s: s.bytes)
-        every = [self._bytes(group[0], axes) for group in groups]
-        group, sent = max(zip(groups, every, strict=True), key=lambda pair: max(pair[1]))
-        number = sent.index(max(sent))
-        return self._sender(group, next(itertools.islice(self.mesh.places(axes), number, None)))
+        """One device of each kind, those along the stages first."""
+        return tuple(sender for group in self._groups for sender in self._of_group(group))
 
     @cached_property
-    def _groups(self) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-        """The devices along the stages that do the same, and the other axes where some differ."""
-        groups, staged = alike_devices(self.program), self.pipe.axis if self.pipe else ""
-        if staged in self.axes:
-            groups = tuple((device,) for group in groups for device in group)
-        return groups, tuple(axis for axis in self.axes if axis != staged)
+    def _groups(self) -> tuple[tuple[int, ...], ...]:
+        """The devices along the stages that do the same, and whose blocks are alike."""
+        groups = alike_devices(self.program)
+        if self.pipe is None or self.pipe.axis not in self.axes:
+            return groups
+        return tuple((device,) for group in groups for device in group)
 
-    def _sender(self, group: tuple[int, ...], at: Coordinates) -> Sender:
-        groups, axes = self._groups
-        along = self.mesh.size(*axes) * sum(map(len, groups))
-        return Sender(self.mesh.devices // along * len(group), group, self._sent(group[0], at))
-
-    def _bytes(self, device: int, axes: tuple[str, ...]) -> list[int]:
-        """All that each device along `axes` sends, row-major."""
-        sent, alike = [0] * self.mesh.size(*axes), 0
-        for node, count, home in self._done(device):
-            if isinstance(node, Move) and self.unlike[node]:
-                each = node.step.sent_along(node.source.type, self.mesh, axes, home)
-                sent = [before + count * more for before, more in zip(sent, each, strict=True)]
-            else:
-                alike += count * node.wire
-        return [bytes_ + alike for bytes_ in sent]
+    def _of_group(self, group: tuple[int, ...]) -> Iterator[Sender]:
+        """The devices at some places along the stages, one of those that send the same."""
+        axes = tuple(a for a in self.axes if self.pipe is None or a != self.pipe.axis)
+        done, places = [*self._done(group[0])], self.mesh.size(*axes)
+        each = [
+            node.step.sent_along(node.source.type, self.mesh, axes, home)
+            for node, _, home in done
+            if isinstance(node, Move) and self.unlike[node]
+        ]
+        alike = self.mesh.devices // (places * sum(map(len, self._groups))) * len(group)
+        for sent, times in Counter(zip(*each, strict=True) if each else [()] * places).items():
+            yield Sender(alike * times, group, self._sent(done, iter(sent)))
 
     def _unlike(self, node: Collective) -> tuple[str, ...]:
         """The axes along which devices send other numbers of bytes; a bucket has equal blocks."""
@@ -126,15 +114,14 @@ class _Senders:
             return (*unlike, self.micro)
         return unlike
 
-    def _sent(self, device: int, at: Coordinates) -> Mapping[Collective, Done]:
-        """What the device with these coordinates does, which is `device` along the stages."""
+    def _sent(
+        self, done: Iterable[tuple[Collective, int, Coordinates]], unlike: Iterator[int]
+    ) -> Mapping[Collective, Done]:
+        """What a device does; `unlike` has its bytes in each collective in which others differ."""
         sent: dict[Collective, Done] = {}
-        for node, count, home in self._done(device):
-            each = node.wire
-            if isinstance(node, Move) and self.unlike[node]:
-                on = {**at, **home}
-                (each,) = node.step.sent_along(node.source.type, self.mesh, (), on)
-            before = sent.get(node, Done())
+        for node, count, _ in done:
+            is_unlike = isinstance(node, Move) and self.unlike[node]
+            each, before = next(unlike) if is_unlike else node.wire, sent.get(node, Done())
             sent[node] = Done(before.count + count, before.bytes + count * each)
         return {node: sent[node] for node in self.order if node in sent}
 

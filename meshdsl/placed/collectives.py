@@ -22,7 +22,15 @@ from meshdsl.backends.runtime.values import (
 )
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed.placements import Mesh, Placement, Window, placement
+from meshdsl.placed.placements import (
+    Mesh,
+    Placement,
+    Window,
+    numbers_over,
+    placement,
+    strides,
+    weighted,
+)
 from meshdsl.records import dataclass
 
 
@@ -139,10 +147,10 @@ class Step:
         """
         unlike = self._unlike(type_, mesh)
         sent = _sent_by(self, type_, mesh, unlike)
-        steps = _strides(mesh, unlike)
+        steps = strides(mesh, unlike)
         first = sum(at.get(axis, 0) * step for axis, step in steps.items())
         varying = tuple(0 if axis in at else steps.get(axis, 0) for axis in axes)
-        return tuple(sent[first + number] for number in _numbers(mesh, axes, varying))
+        return tuple(sent[first + number] for number in weighted(mesh, axes, varying))
 
     def unlike(self, type_: TensorType, mesh: Mesh) -> tuple[str, ...]:
         """The axes of devices along which some may send more than others."""
@@ -163,7 +171,7 @@ class Step:
         unlike = set(_of_other_sizes(self, type_, mesh))
         if self.kind == "halo":
             unlike.update(axis for _, axes in self.before.splits for axis in axes)
-        elif self.kind == "permute" or unlike:
+        elif self.kind == "permute":
             unlike.update(self.axes)
         return tuple(axis for axis in mesh.every if axis in unlike)
 
@@ -195,11 +203,11 @@ class Step:
 @functools.lru_cache(maxsize=1 << 14)
 def _sent_by(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Bytes sent by the devices along `axes`; where others split evenly, all are like the first."""
-    if step.kind not in ("halo", "permute"):
-        return tuple(_sent_along(step, type_, mesh, axes))
-    first = dict.fromkeys(mesh.every, 0)
-    sent_at = _halo_bytes if step.kind == "halo" else _permuted
-    return tuple(sent_at(step, type_, mesh, first | at) for at in mesh.places(axes))
+    if step.kind == "halo":
+        first = dict.fromkeys(mesh.every, 0)
+        return tuple(_halo_bytes(step, type_, mesh, first | at) for at in mesh.places(axes))
+    sent_along = _permuted if step.kind == "permute" else _sent_along
+    return tuple(sent_along(step, type_, mesh, axes))
 
 
 def _of_other_sizes(step: Step, type_: TensorType, mesh: Mesh) -> frozenset[str]:
@@ -209,36 +217,58 @@ def _of_other_sizes(step: Step, type_: TensorType, mesh: Mesh) -> frozenset[str]
     return frozenset(itertools.chain.from_iterable(uneven))
 
 
-def _permuted(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
-    """Bytes that the device with the coordinates `at` sends in a permute."""
-    if not _passes_on(step, mesh, at):
-        return 0
-    return math.prod(dict(_extents(step.before, type_, mesh, at)).values()) * step.bytes(type_)
+def _permuted(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> Iterator[int]:
+    """Bytes that each device along `axes` sends in a permute, row-major."""
+    of = step.bytes(type_)
+    changed = (tuple(splits.items()) for splits in step.changed())
+    passing = _passing(step.axes, tuple(map(mesh.size, step.axes)), *changed)
+    numbers = numbers_over(mesh, axes, step.axes)
+    extents = _extents_along(step.before, type_, mesh, axes)
+    for number, local in zip(numbers, extents, strict=True):
+        yield math.prod(local) * of if passing[number] else 0
+
+
+Splits = tuple[tuple[str, tuple[str, ...]], ...]
+"""The axes of some dims, as in `Placement.splits`."""
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _passing(
+    axes: tuple[str, ...], sizes: tuple[int, ...], before: Splits, after: Splits
+) -> tuple[bool, ...]:
+    """Whether each device along the axes of a permute needs another block than it has."""
+    part, ends = dict(zip(axes, sizes, strict=True)), (dict(before), dict(after))
+    return tuple(source_rank(part, rank, *ends) != rank for rank in range(math.prod(sizes)))
 
 
 def _sent_along(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> Iterator[int]:
     """Bytes that each device along `axes` sends, row-major."""
-    names = [dim.name for dim in type_.dims]
     ends = (_extents_along(p, type_, mesh, axes) for p in (step.before, step.after))
-    of, members = step.bytes(type_), mesh.size(*step.axes)
-    gathered = _gathered(step, type_, mesh) if step.kind == "all_gather" else ()
-    for before, after in zip(*ends, strict=True):
-        local = math.prod(before)
-        match step.kind:
-            case "all_gather":  # of blocks that are padded to the largest of the group
-                assert step.dim is not None
-                at = names.index(step.dim)
-                others = math.prod(n for i, n in enumerate(before) if i != at)
-                yield (members - 1) * _largest(after[at], gathered) * others * of
-            case "reduce_scatter":
-                yield (local - math.prod(after)) * of
-            case "all_to_all":
-                assert step.to_dim is not None
-                at = names.index(step.to_dim)
-                extent, remaining = before[at], after[at]
-                yield local // max(extent, 1) * (extent - remaining) * of
-            case _:
-                yield COLLECTIVES[step.kind].wire(members, local * of)
+    every = [*zip(*ends, strict=True)]
+    sent = {each: _sent_of(step, type_, mesh, *each) for each in {*every}}
+    return (sent[each] for each in every)
+
+
+def _sent_of(
+    step: Step, type_: TensorType, mesh: Mesh, before: tuple[int, ...], after: tuple[int, ...]
+) -> int:
+    """Bytes that a device sends whose block has these sizes before and after."""
+    names, of, local = type_.names, step.bytes(type_), math.prod(before)
+    match step.kind:
+        case "all_gather":  # of blocks that are padded to the largest of the group
+            assert step.dim is not None
+            at, members = names.index(step.dim), mesh.size(*step.axes)
+            others = math.prod(n for i, n in enumerate(before) if i != at)
+            largest = _largest(after[at], _gathered(step, type_, mesh))
+            return (members - 1) * largest * others * of
+        case "reduce_scatter":
+            return (local - math.prod(after)) * of
+        case "all_to_all":
+            assert step.to_dim is not None
+            extent, remaining = (end[names.index(step.to_dim)] for end in (before, after))
+            return local // max(extent, 1) * (extent - remaining) * of
+        case _:
+            return COLLECTIVES[step.kind].wire(mesh.size(*step.axes), local * of)
 
 
 def _extents_along(
@@ -261,24 +291,7 @@ def _extent_along(
     first = dict.fromkeys(over, 0)
     places = ([(first | at)[a] for a in over] for at in mesh.places(common))
     sizes = [block(size, ways, mesh.numbers(ways, over, at))[1] for at in places]
-    strides = _strides(mesh, common)
-    numbers = _numbers(mesh, axes, tuple(strides.get(axis, 0) for axis in axes))
-    return tuple(sizes[number] for number in numbers)
-
-
-def _strides(mesh: Mesh, axes: tuple[str, ...]) -> dict[str, int]:
-    """How far apart neighbours along each axis are among the devices along `axes`, row-major."""
-    return {axis: mesh.size(*axes[i + 1 :]) for i, axis in enumerate(axes)}
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _numbers(mesh: Mesh, axes: tuple[str, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """For each device along `axes`, the sum of its coordinates times the strides."""
-    numbers = [0]
-    for axis, stride in zip(axes, strides, strict=True):
-        steps = [i * stride for i in range(mesh.size(axis))]
-        numbers = [number + step for number in numbers for step in steps]
-    return tuple(numbers)
+    return tuple(sizes[number] for number in numbers_over(mesh, axes, common))
 
 
 def _gathered(step: Step, type_: TensorType, mesh: Mesh) -> tuple[Way, ...]:
@@ -295,27 +308,6 @@ def _largest(size: int, ways: tuple[Way, ...]) -> int:
         return -(-size // math.prod(way for way in ways if isinstance(way, int)))
     counts = (way if isinstance(way, int) else len(way) for way in ways)
     return max(block(size, ways, at)[1] for at in itertools.product(*map(range, counts)))
-
-
-def _extents(
-    p: Placement, type_: TensorType, mesh: Mesh, at: Mapping[str, int]
-) -> Iterator[tuple[str, int]]:
-    """The local size of each dim on one device."""
-    for dim in type_.dims:
-        axes = p.axes_of(dim.name)
-        ways = mesh.ways(dim.name, dim.size, axes)
-        numbers = mesh.numbers(ways, axes, (at[a] for a in axes))
-        yield dim.name, block(dim.size, ways, numbers)[1]
-
-
-def _passes_on(step: Step, mesh: Mesh, at: Mapping[str, int]) -> bool:
-    """Whether a device needs another block than it has, in a permute."""
-    part = {a: mesh.size(a) for a in step.axes}
-    rank = 0
-    for axis in step.axes:
-        rank = rank * mesh.size(axis) + at[axis]
-    before, after = step.changed()
-    return source_rank(part, rank, before, after) != rank
 
 
 def all_gather(mesh: Mesh, p: Placement, dim: str, axes: tuple[str, ...]) -> Step:

@@ -308,11 +308,7 @@ class Placement:
 
     def blocks(self, dim: str, size: int, mesh: Mesh) -> tuple[tuple[int, int], ...]:
         """The [start, stop) of each block of `dim`, in order: by the coordinates on its axes."""
-        axes = self.axes_of(dim)
-        ways, every = mesh.ways(dim, size, axes), (range(mesh.size(axis)) for axis in axes)
-        at = (mesh.numbers(ways, axes, each) for each in itertools.product(*every))
-        blocks = (block(size, ways, numbers) for numbers in at)
-        return tuple((start, start + extent) for start, extent in blocks)
+        return _blocks(mesh, dim, size, self.axes_of(dim))
 
     def held(self, dim: str, size: int, mesh: Mesh) -> tuple[tuple[int, int], ...]:
         """The [start, stop) that each device has of `dim`: its block, or its window."""
@@ -331,12 +327,14 @@ class Placement:
 
     def shapes(self, type_: TensorType, mesh: Mesh, ranks: Iterable[int]) -> list[list[int]]:
         """The shape that each of some devices has of a tensor."""
-        blocks = {d.name: self.blocks(d.name, d.size, mesh) for d in type_.dims}
-        shapes = []
-        for at in map(mesh.coordinates, ranks):
-            bounds = (every[self.number(dim, mesh, at)] for dim, every in blocks.items())
-            shapes.append([stop - start for start, stop in bounds])
-        return shapes
+        extents, numbers = [], []
+        for dim in type_.dims:
+            bounds = self.blocks(dim.name, dim.size, mesh)
+            extents.append([stop - start for start, stop in bounds])
+            numbers.append(numbers_over(mesh, mesh.names, self.axes_of(dim.name)))
+        places = [*zip(*numbers, strict=True)] if numbers else [()] * mesh.devices
+        shape = {p: [e[n] for e, n in zip(extents, p, strict=True)] for p in {*places}}
+        return [shape[places[rank]] for rank in ranks]
 
     @property
     def plain(self) -> Placement:
@@ -409,6 +407,35 @@ class Placement:
         dims = ", ".join(shown)
         tail = f" partial {self.op} over {', '.join(self.partial)}" if self.partial else ""
         return f"[{dims}]{tail}"
+
+
+def strides(mesh: Mesh, axes: tuple[str, ...]) -> dict[str, int]:
+    """How far apart neighbours along each axis are among the devices along `axes`, row-major."""
+    return {axis: mesh.size(*axes[i + 1 :]) for i, axis in enumerate(axes)}
+
+
+def numbers_over(mesh: Mesh, axes: tuple[str, ...], over: tuple[str, ...]) -> tuple[int, ...]:
+    """For each device along `axes`, row-major, its number among those over other axes."""
+    stride = strides(mesh, over)
+    return weighted(mesh, axes, tuple(stride.get(axis, 0) for axis in axes))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def weighted(mesh: Mesh, axes: tuple[str, ...], weights: tuple[int, ...]) -> tuple[int, ...]:
+    """For each device along `axes`, row-major, the sum of its coordinates times the weights."""
+    numbers = [0]
+    for axis, stride in zip(axes, weights, strict=True):
+        steps = [i * stride for i in range(mesh.size(axis))]
+        numbers = [number + step for number in numbers for step in steps]
+    return tuple(numbers)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _blocks(mesh: Mesh, dim: str, size: int, axes: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    ways, every = mesh.ways(dim, size, axes), (range(mesh.size(axis)) for axis in axes)
+    at = (mesh.numbers(ways, axes, each) for each in itertools.product(*every))
+    blocks = (block(size, ways, numbers) for numbers in at)
+    return tuple((start, start + extent) for start, extent in blocks)
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -31,7 +31,7 @@ from meshdsl.named.ir import Goal, NamedOp, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.place import SOME_ROUTES
-from meshdsl.placed.placements import Mesh
+from meshdsl.placed.placements import Mesh, numbers_over
 from meshdsl.placed.worker_parts import workers
 from meshdsl.report.pipeline_facts import (
     piped,
@@ -221,8 +221,10 @@ def _alone(program: DeviceProgram) -> dict[Value, StageLocal]:
             mesh, devices = program.mesh, range(program.mesh.devices)
             placed = {a: str(c) for a, c in var.placement.components(mesh).items()}
             at, blocks = {pipe.axis: var.on}, var.placement.shapes(var.type, mesh, devices)
-            there = (mesh.coordinates(rank)[pipe.axis] == var.on for rank in devices)
-            shapes = [b if d else [0 for _ in b] for b, d in zip(blocks, there, strict=True)]
+            there = numbers_over(mesh, mesh.names, (pipe.axis,))
+            shapes = [
+                b if n == var.on else [0] * len(b) for b, n in zip(blocks, there, strict=True)
+            ]
             placed[pipe.axis] = f"A({var.on})"
             facts: StageLocal = {"local_shapes": shapes, "placement": placed, "on": at}
             alone.setdefault(var.value, facts)

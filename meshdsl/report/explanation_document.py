@@ -468,7 +468,7 @@ def _totals_of(report: ReportFacts) -> Iterator[Block]:
     if "time" in report:
         yield from timed_in_all(report["time"])
         yield Gap()
-    yield from held(report["memory"])
+    yield from held(report)
     yield from frozen(report)
     yield from away(report)
     yield from by_stage(report)
@@ -511,10 +511,16 @@ def _amounts(rows: list[tuple[str, str, int]], width: int = 0) -> Iterator[Item]
         yield Item(head, (Piece(human(value)),))
 
 
-def held(memory: Mapping[str, int]) -> Iterator[Item]:
-    """The memory of a device at its peak, by kind."""
-    peak = f"{human(memory['peak'])} at its peak, line {memory['peak_line']}"
-    yield _headed("Memory per device:", peak)
+def held(report: ReportFacts) -> Iterator[Item]:
+    """The memory of a device at its peak, by kind, and whether one of the cluster has as much."""
+    memory = report["memory"]
+    peak, of, fits = human(memory["peak"]), "", ""
+    if "time" in report:
+        limit = report["time"]["device_memory"]
+        of = f" of {human(int(limit))}"
+        fits = "" if memory["peak"] <= limit else ": IT DOES NOT FIT"
+    text = f"{peak}{of} at its peak, line {memory['peak_line']}{fits}"
+    yield _headed("Memory per device:", text)
     words = {**KINDS}
     if memory["grads_later"]:
         words["grads"] = f"gradients so far (of {human(memory['grads'])})"

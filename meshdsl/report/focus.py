@@ -111,7 +111,7 @@ def _excerpt(
     yield from planned(report, brief=True)
     yield from compressed(report)
     yield Gap()
-    yield from held(report["memory"])
+    yield from held(report)
     yield from frozen(report)
     yield from away(report)
     yield from by_stage(report)

@@ -45,6 +45,7 @@ def times(program: DeviceProgram, timing: Timing) -> TimeFacts:
     by_bound = {bound: sum(at.get(bound, 0.0) for at in lines.values()) for bound in BOUNDS}
     return {
         "cluster": timing.cluster.name,
+        "device_memory": timing.cluster.device.memory,
         "seconds": timeline.seconds,
         "compute": timeline.compute,
         **of_stage(timeline),

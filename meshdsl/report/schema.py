@@ -216,9 +216,10 @@ class LineTime(TypedDict):
 
 
 class TimeFacts(StageFacts):
-    """Predicted seconds of a step."""
+    """Predicted seconds of a step, and the bytes of memory that a device of the cluster has."""
 
     cluster: str
+    device_memory: float
     seconds: float
     compute: float
     waiting: float

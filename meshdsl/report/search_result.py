@@ -205,10 +205,27 @@ UNDER_OPTIMAL = "`explain` places with `optimal` reduction, which may send or ho
 """Layouts are compared as walks place them; `explain` may place them with less."""
 
 
+def _too_large(found: SearchResult) -> str:
+    """Whether the best plan needs more memory than a device of the cluster has."""
+    problem, best = found.problem, found.plans[0]
+    if problem.timing is None or problem.request.memory is not None:
+        return ""
+    cluster = problem.timing.cluster
+    limit = int(cluster.device.memory)
+    if best.peak <= limit:
+        return ""
+    return (
+        f"IT DOES NOT FIT: a device of {cluster.name} has {human(limit)}. "
+        f"`--memory {limit / 1e9:g}GB` searches for what does."
+    )
+
+
 def _blocks(found: SearchResult) -> Iterator[Block]:
     yield Paragraph((Piece(scope(found), "strong"),))
     best = found.plans[0]
     yield line(f"{best_of(found)} {UNDER_OPTIMAL}")
+    if too_large := _too_large(found):
+        yield line(too_large, "strong")
     if found.problem.request.budget is not None:
         yield line(_budget(found))
     if found.problem.request.certificate:

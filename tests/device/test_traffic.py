@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from meshdsl.device.ir import DeviceProgram, Move, walk
+from meshdsl.device.ir import Compute, DeviceProgram, Move, walk
 from meshdsl.device.traffic import busiest, senders
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.syntax.parse import read_source
@@ -28,11 +30,30 @@ def device(example: str, mesh: str, layout: str) -> DeviceProgram:
     return Compilation(read_source(ROOT / "examples" / f"{example}.mdsl"), chosen).device
 
 
+@pytest.mark.parametrize(("example", "mesh", "layout"), CASES[:-1])
+def test_so_many_are_alike(example: str, mesh: str, layout: str) -> None:
+    """Of each kind there are as many as send its bytes; no two kinds do the same."""
+    program = device(example, mesh, layout)
+    sent = [0] * program.mesh.devices
+    for node, count in walk(program.body):
+        if isinstance(node, Compute):
+            continue
+        each = (node.wire,) * len(sent)
+        if isinstance(node, Move):
+            each = node.step.by_device(node.source.type, program.mesh)
+        sent = [before + count * more for before, more in zip(sent, each, strict=True)]
+    kinds: Counter[int] = Counter()
+    for sender in senders(program):
+        kinds[sender.bytes] += sender.alike
+    assert kinds == Counter(sent)
+    assert len({tuple(sender.done.items()) for sender in senders(program)}) == len(senders(program))
+
+
 @pytest.mark.parametrize(("example", "mesh", "layout"), CASES)
 def test_the_busiest_device_is_one_of_all(example: str, mesh: str, layout: str) -> None:
     program = device(example, mesh, layout)
     every = senders(program)
-    assert busiest(program) == max(every, key=lambda sender: sender.bytes)
+    assert busiest(program).bytes == max(sender.bytes for sender in every)
     uneven = 0
     for node in (n for n, _ in walk(program.body) if isinstance(n, Move)):
         type_, on = node.source.type, program.mesh

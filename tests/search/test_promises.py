@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from meshdsl.cli.app import app
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.named.ir import NamedProgram
 from meshdsl.named.one_batch import sample_dims
@@ -207,6 +209,28 @@ def test_nothing_fits_is_said_with_a_proof() -> None:
     assert told.message.startswith("no layout fits into 1,000 B on a device: what is stored, split")
     assert told.help is not None
     assert "the largest part is parameters (2 MiB), which more devices (`--devices 8`)" in told.help
+
+
+def test_a_plan_that_no_device_can_hold_says_so_and_what_does_is_searched_for(
+    tmp_path: Path,
+) -> None:
+    """Of a cluster, without `--memory`: the option that is named finds a plan that fits."""
+    small = tmp_path / "small.toml"
+    profile = (ROOT / "meshdsl" / "cluster" / "profiles" / "h100.toml").read_text()
+    small.write_text(profile.replace("memory = 80e9", "memory = 4e6"))
+    path = str(ROOT / "examples" / "mlp.mdsl")
+    args = ["search", path, "--mesh", "square", "--cluster", str(small), "--no-cache"]
+    first = " ".join(CliRunner().invoke(app, args).output.split())
+    told = re.search(r"IT DOES NOT FIT: a device of small has 3.81 MiB\. `([^`]+)`", first)
+    assert told is not None, first
+    again = " ".join(CliRunner().invoke(app, [*args, *told[1].split()]).output.split())
+    assert "DOES NOT FIT" not in again
+    assert "Best by time" in again
+    for layout, fits in (("hidden -> (rows, cols)", True), ("hybrid", False)):
+        args[2:] = ["--mesh", "square", "--layout", layout, "--cluster", str(small), "--no-cache"]
+        shown = CliRunner().invoke(app, ["explain", *args[1:]]).output
+        assert " MiB of 3.81 MiB at its peak" in shown
+        assert ("IT DOES NOT FIT" not in shown) == fits
 
 
 def test_what_fills_the_memory_is_said_with_what_can_lower_it() -> None:
