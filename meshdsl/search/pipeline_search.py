@@ -33,13 +33,16 @@ from meshdsl.search.budget import SIMULATED
 from meshdsl.search.candidate import PLAIN, Candidate, Execution, Rules, SearchRule, StageStart
 from meshdsl.search.enumeration import SHOWN
 from meshdsl.search.lower_bounds import ROUNDING
+from meshdsl.search.practice import practised
 from meshdsl.search.problem import Count, Method, PlanOrder, Problem, SearchResult, least_value
 from meshdsl.search.space import seconds, work
 from meshdsl.search.stage_boundaries import Beginnings, beginnings, passes
-from meshdsl.search.storage_rules import on_other_dims, stored, stored_rules
+from meshdsl.search.storage_rules import on_other_dims, stored, stored_rules, uniform
 
-STARTS = 3
-"""The layouts of the other axes that are put in stages, for each split of the batch."""
+STARTS, PRACTISED = 3, 1
+"""The layouts of the other axes that are put in stages, for each split of the batch: the best that
+are found, and conventional ones, since the former have been placed only until one was proven best.
+"""
 
 FIRST = "one_f_one_b"
 """The schedule by which layout and micro-batches are chosen."""
@@ -56,6 +59,9 @@ With four times as many as stages a fifth of the time is idle, with eight times 
 
 MOST = 2
 """The layouts that are compared with other numbers of micro-batches."""
+
+FITTED = 6
+"""The layouts that are made to fit into memory, the fastest first."""
 
 RECOMPUTED = 12
 """The pipelines that are tried with all computed again, the best first."""
@@ -176,8 +182,15 @@ def _layouts(problem: Problem, method: Method) -> tuple[Rules, ...]:
     except DiagnosticError:
         return ()
     loops = {dim.name for dim in _loops(problem.program)}
-    usable = (tuple(r for r in p.rules if r.axes and r.dim not in loops) for p in plans)
-    layouts = tuple(dict.fromkeys(usable))[:STARTS]
+    axes = {axis for axis, size in problem.mesh.axes if size > 1}
+    conventional = (
+        r for r in practised(problem.space) if axes <= {a for one in r for a in one.axes}
+    )
+    found, known = (
+        dict.fromkeys(tuple(r for r in rules if r.axes and r.dim not in loops) for rules in each)
+        for each in ((plan.rules for plan in plans), conventional)
+    )
+    layouts = tuple(dict.fromkeys((*[*found][:STARTS], *[*known][:PRACTISED])))
     if not problem.expired():
         problem.known_splits[key] = layouts
     return layouts
@@ -224,6 +237,7 @@ class _PipelineSearch:
         self._try((rules, use, ()) for rules in first for use in self._uses(rules)[1:])
         if self.made and self.places is not None and not self.problem.execution.cuts:
             self._move(self.places)
+        self._fit()
         for changed in (
             (self._stored, self._on_other_dims, self._recomputed, self._scheduled)
             if self.made
@@ -265,6 +279,26 @@ class _PipelineSearch:
             rules = tuple(rule for rule in best.rules if rule not in self.cut)
             self._try((rules, best.schedule, cuts) for cuts in ways)
             here = None if is_exhaustive else ways.get(min(self.made, key=self._key).cuts)
+
+    def _fit(self) -> None:
+        """Make the fastest layouts fit into memory, as long as they may be better than what does.
+
+        Each is stored by ZeRO's stages, then computed again as well, until it fits.
+        """
+        problem = self.problem
+        if problem.request.memory is None or problem.execution.schedule is not None:
+            return
+        for plan in sorted(self.made, key=problem.value)[:FITTED]:
+            if problem.value(plan) >= self._reached:
+                return
+            general, use, ways = self._general(plan), plan.schedule, [Rules()]
+            assert use is not None
+            if problem.request.storage:
+                ways += uniform(problem.program, self._others, general)
+            for again, rules in itertools.product(({}, {"recompute": "stage"}), ways):
+                self._try([((*general, *rules), replace(use, options=again), plan.cuts)])
+                if problem.fits(self.made[-1]):
+                    break
 
     def _stored(self, plan: Candidate) -> Iterator[tuple[Rules, ScheduleUse]]:
         """A pipeline with rules for what is stored."""

@@ -18,8 +18,9 @@ from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explanation import explain
 from meshdsl.report.search_result import block_of
+from meshdsl.search.candidate import Candidate
 from meshdsl.search.methods import METHODS
-from meshdsl.search.pipeline_search import _PipelineSearch
+from meshdsl.search.pipeline_search import FITTED, _PipelineSearch
 from meshdsl.search.problem import SearchResult
 from meshdsl.search.problems import problems
 from meshdsl.search.reasons import reasons
@@ -181,6 +182,40 @@ def test_computing_again_is_found_where_nothing_else_fits() -> None:
     if min(plan.peak for plan in again) <= limit:
         assert found.plans
         assert found.plans[0].peak <= limit
+
+
+def test_the_fastest_are_stored_and_computed_again_until_they_fit() -> None:
+    """None does within a byte. A conventional layout is among those that are tried."""
+    every = found_in(TEXT, "data:2,pipe:2,tp:2", 1).every
+    tried: dict[frozenset[str], list[Candidate]] = {}
+    for plan in (p for p in every if p.schedule is not None):
+        general = frozenset(str(rule) for rule in plan.rules if not rule.selector)
+        tried.setdefault(general, []).append(plan)
+    assert frozenset(("batch -> data", "hidden -> tp", "layers -> pipe")) in tried
+    plain = sorted(filter(is_plain, every), key=lambda plan: plan.seconds)
+    assert len(plain) > FITTED
+    kinds = set()
+    for plan in plain[:FITTED]:
+        others = tried[frozenset(map(str, plan.rules))]
+        assert micro_of(plan) in map(micro_of, filter(is_again, others))
+        # Of a layout that splits all parameters nothing is stored in parts.
+        kinds |= {(is_again(other), len(other.rules) > len(plan.rules)) for other in others}
+    assert kinds == {*itertools.product((False, True), repeat=2)}
+
+
+def is_plain(plan: Candidate) -> bool:
+    """Whether a pipeline has no rules for what is stored, and computes nothing again."""
+    if plan.schedule is None or plan.schedule.name != "one_f_one_b":
+        return False
+    return not any(rule.selector for rule in plan.rules) and not plan.schedule.options
+
+
+def is_again(plan: Candidate) -> bool:
+    return "recompute=stage" in str(plan.schedule)
+
+
+def micro_of(plan: Candidate) -> int | None:
+    return plan.schedule.micro if plan.schedule else None
 
 
 def test_no_pipeline_that_is_left_out_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
