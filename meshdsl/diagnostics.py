@@ -83,6 +83,11 @@ class Span:
         return self.source.name
 
     @property
+    def is_in_option(self) -> bool:
+        """Whether it is written in an option of a command, after which its source is named."""
+        return self.source.name.startswith("--")
+
+    @property
     def line(self) -> int:
         """Line of the first character, from 1."""
         return self.source.position(self.start)[0]

@@ -90,9 +90,12 @@ def source_rank(
     at = coordinates(mesh, rank)
     came = dict(at)
     old, new = ([axis for axes in s.values() for axis in axes] for s in (before, after))
-    # An axis that splits nothing any more changes places with one that splits something now.
-    for entered, left in zip(sorted(set(new) - set(old)), sorted(set(old) - set(new)), strict=True):
-        came[entered] = at[left]
+    # Axes that split nothing any more change places with those that split something now.
+    number = 0
+    for axis in (a for a in mesh if a in old and a not in new):
+        number = number * mesh[axis] + at[axis]
+    for axis in reversed([a for a in mesh if a in new and a not in old]):
+        number, came[axis] = divmod(number, mesh[axis])
     for dim, axes in after.items():
         block = 0
         for axis in axes:

@@ -725,7 +725,7 @@ def in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
     """A diagnostic about an option, at the argument that gives it."""
     positions = {"mesh": 0, "layout": 1, "cluster": 0}
     span = diagnostic.span
-    if span is None or not span.file.startswith("--"):
+    if span is None or not span.is_in_option:
         return diagnostic
     name = span.file.removeprefix("--")
     return replace(diagnostic, span=site.argument(name, positions.get(name)))

@@ -101,7 +101,7 @@ def exit_code(errors: Iterable[Diagnostic]) -> int:
         about_command = error.code.startswith(COMMAND_CODES) or error.code in REFUSED_CODES
         about_program = error.code in SCHEDULE_CODES and error.span is not None
         about_command &= error.code not in PROGRAM_CODES and not about_program
-        if about_command or (error.span and error.span.file.startswith("--")):
+        if about_command or (error.span and error.span.is_in_option):
             codes.append(2)
         else:
             codes.append(3 if error.code.startswith(RUN_CODES) else 1)

@@ -96,7 +96,7 @@ class Dims:
 
     def named(self, name: str, size: int) -> Dim:
         """A dim of this parameter."""
-        return Dim(f"{self.param}.{name}", size)
+        return Dim(f"{self.param}.sent.{name}", size)
 
     @cached_property
     def workers(self) -> Dim:

@@ -119,7 +119,7 @@ def _bound(
             message = f"`{name.text}` is a dim of nothing"
             help = "further dims are copies of those of the parameter, in order"
             fail("MD0279", message, name.span, help=help)
-        bound.append(Dim(f"{original.name}_{name.text}", original.size))
+        bound.append(Dim(f"{original.name}.{name.text}", original.size))
     return tuple(bound)
 
 

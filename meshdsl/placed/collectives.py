@@ -121,7 +121,10 @@ class Step:
 
     def wire(self, type_: TensorType, mesh: Mesh) -> int:
         """The most bytes that a device sends."""
-        if self.kind == "halo" or (self.moves and self.is_uneven(type_, mesh)):
+        is_uneven = self.moves and self.is_uneven(type_, mesh)
+        if self.kind == "permute" and is_uneven:
+            return _most_permuted(self, type_, mesh)
+        if self.kind == "halo" or is_uneven:
             return max(_sent_by(self, type_, mesh, self._unlike(type_, mesh)))
         sends = self.sends(mesh)
         return sends(self.payload(type_, mesh)) if sends else 0
@@ -219,26 +222,29 @@ def _of_other_sizes(step: Step, type_: TensorType, mesh: Mesh) -> frozenset[str]
 
 def _permuted(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> Iterator[int]:
     """Bytes that each device along `axes` sends in a permute, row-major."""
-    of = step.bytes(type_)
-    changed = (tuple(splits.items()) for splits in step.changed())
-    passing = _passing(step.axes, tuple(map(mesh.size, step.axes)), *changed)
     numbers = numbers_over(mesh, axes, step.axes)
+    moves = {number: _is_moved(step, mesh, number) for number in {*numbers}}
     extents = _extents_along(step.before, type_, mesh, axes)
     for number, local in zip(numbers, extents, strict=True):
-        yield math.prod(local) * of if passing[number] else 0
+        yield math.prod(local) * step.bytes(type_) if moves[number] else 0
 
 
-Splits = tuple[tuple[str, tuple[str, ...]], ...]
-"""The axes of some dims, as in `Placement.splits`."""
+def _most_permuted(step: Step, type_: TensorType, mesh: Mesh) -> int:
+    """The most bytes that a device sends in a permute: the largest block that is moved.
+
+    A search for routes asks for each of thousands of permutes. Nearly always one of the first is.
+    """
+    axes = step._unlike(type_, mesh)
+    sizes = map(math.prod, _extents_along(step.before, type_, mesh, axes))
+    every = sorted(zip(sizes, numbers_over(mesh, axes, step.axes), strict=True), reverse=True)
+    moved = (size for size, number in every if _is_moved(step, mesh, number))
+    return next(moved, 0) * step.bytes(type_)
 
 
-@functools.lru_cache(maxsize=1 << 10)
-def _passing(
-    axes: tuple[str, ...], sizes: tuple[int, ...], before: Splits, after: Splits
-) -> tuple[bool, ...]:
-    """Whether each device along the axes of a permute needs another block than it has."""
-    part, ends = dict(zip(axes, sizes, strict=True)), (dict(before), dict(after))
-    return tuple(source_rank(part, rank, *ends) != rank for rank in range(math.prod(sizes)))
+def _is_moved(step: Step, mesh: Mesh, number: int) -> bool:
+    """Whether a device along the axes of a permute needs another block than it has."""
+    part = {axis: mesh.size(axis) for axis in step.axes}
+    return source_rank(part, number, *step.changed()) != number
 
 
 def _sent_along(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> Iterator[int]:

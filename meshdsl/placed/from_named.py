@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, assert_never
 
 from meshdsl.ir.program import Carry, Collected, OpKind, Stacked, uses
 from meshdsl.ir.rewrite import needed
@@ -353,6 +353,8 @@ class Placer:
             case None:
                 for each in self._rewritten(op):
                     self._apply(each)
+            case _:
+                assert_never(op.kind)
 
     def _rewritten(self, op: named.NamedOp) -> Iterator[named.NamedOp]:
         """What an operator is rewritten in, itself for most; each is placed before the next."""

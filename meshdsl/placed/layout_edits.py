@@ -1,4 +1,4 @@
-"""Fixes of the text of a layout: the stage in a rule, its schedule, the size of a mesh axis."""
+"""Fixes of the text of a layout: the stage in a rule, and its schedule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from meshdsl.diagnostics import Edit, Fix, Span
 from meshdsl.syntax.edits import inserted
 
 _NUMBER = re.compile(r"\d+")
-_AXIS_SIZE = re.compile(r"\s*:[ \t]*(\d+)(?=\s*[,}\n#])")
 
 
 def on_stage(rule: Span, axis: str, stage: int) -> tuple[Fix, ...]:
@@ -44,13 +43,3 @@ def ended(rule: Span, schedule: str) -> tuple[Fix, ...]:
     if end < 0 or "{" in text[rule.end : end]:
         return ()
     return (inserted(end + 1, f" with {schedule}", rule, f"add `with {schedule}`"),)
-
-
-def axis_resized(name: Span, sizes: tuple[int, ...]) -> tuple[Fix, ...]:
-    """The fixes that give an axis, declared in a mesh by a number, another size."""
-    literal = _AXIS_SIZE.match(name.source.text, name.end)
-    if literal is None:
-        return ()
-    span = Span(name.source, *literal.span(1))
-    titles = ((f"write `{name.text}: {size}`", Edit(span, str(size))) for size in sizes)
-    return tuple(Fix(title, (edit,), safe=False) for title, edit in titles)

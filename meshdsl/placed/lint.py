@@ -272,7 +272,7 @@ def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Dia
     loop = f"the dim of a loop, `{dims[0]} -> pipe`" if dims else "the dim of a `repeat`"
     message = f"no rule of layout `{layout.name}` makes a pipeline; its schedule does nothing"
     help = f"add a rule for {loop}, or a stage by name, `NAME: pipe = 1`; or leave the schedule out"
-    fixes = (leave_out("--schedule", safe=False),) if is_option(use.span) else ()
+    fixes = (leave_out("--schedule", safe=False),) if use.span.is_in_option else ()
     return Diagnostic("MD0537", message, use.span, _severity(use.span), help=help, fixes=fixes)
 
 
@@ -324,11 +324,6 @@ def _numbers_of_parts(use: ScheduleUse, numbers: Iterable[str]) -> tuple[Fix, ..
     if place is None:
         return ()
     return tuple(Fix(f"write `{n}`", (Edit(place, n),), safe=False) for n in numbers)
-
-
-def is_option(span: Span) -> bool:
-    """Whether something is written in an option of a command."""
-    return span.file.startswith("--")
 
 
 def _lint_cuts(
@@ -494,7 +489,7 @@ def _no_dim(rule: Rule, dims: set[str], layout: Layout) -> Diagnostic:
 
 def _severity(span: Span) -> Severity:
     """An error for what is given by hand, for this one run: it was meant to do something."""
-    return "error" if span.file.startswith("--") else "warning"
+    return "error" if span.is_in_option else "warning"
 
 
 def _written_axis(span: Span, axis: str, whole: str) -> tuple[Fix, ...]:

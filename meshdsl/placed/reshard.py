@@ -182,6 +182,9 @@ FEW_AXES = 3
 MOST_STEPS = 20_000
 """The most steps that one search looks at on a mesh of many axes; then it keeps what is known."""
 
+MOST_UNEVEN = 4_000
+"""The same where blocks differ in size: what each step sends is counted block by block."""
+
 
 def has_many_axes(mesh: Mesh) -> bool:
     """Whether a mesh has more axes than whose placements can all be looked at."""
@@ -196,7 +199,7 @@ def _bounded(search: _Search) -> Route | None:
     """
     steps = min(_known(search), key=search.cost_of, default=None)
     search.most = math.inf if steps is None else search.cost_of(steps)
-    limit = MOST_STEPS if search.space.left_out else None
+    limit = MOST_UNEVEN if search.space.uneven else MOST_STEPS if search.space.left_out else None
     cut = not search.run(guided=True, most=limit)
     if search.came and search.is_found:
         steps, search.most = search.steps(), search.best[search.goal]
@@ -216,12 +219,14 @@ def _known(search: _Search) -> Iterator[tuple[c.Step, ...]]:
     space, mesh = search.space, search.space.mesh
     candidates = [known.plain(search.source, search.target, mesh)]
     candidates += [known.turned(search.source, search.target, mesh)]
-    groups = known.joined(search.source, search.target, space.axes, mesh)
+    groups = known.joined(search.source, search.target, space.axes)
     if len(groups) < len(space.axes) and not mesh.given and not mesh.moments:
         fewer = known.joined_mesh(groups, mesh)
         ends = (known.on_joined(p, groups, fewer) for p in (search.source, search.target))
         way = route(search.type, *ends, fewer, replace(search.price, clock=None))
-        candidates += [None if way is None else tuple(known.apart(way.steps, groups, mesh))]
+        steps = () if way is None else tuple(known.apart(way.steps, groups, mesh))
+        turned = any(s.kind == "permute" and s.is_uneven(search.type, mesh) for s in steps)
+        candidates += [None if way is None or turned else steps]
     return (steps for steps in candidates if steps is not None)
 
 

@@ -120,9 +120,7 @@ def turned(source: Placement, goal: Placement, mesh: Mesh) -> Steps | None:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def joined(
-    source: Placement, goal: Placement, axes: tuple[str, ...], mesh: Mesh
-) -> dict[str, tuple[str, ...]]:
+def joined(source: Placement, goal: Placement, axes: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Groups of axes that follow each other at both ends, by the name of the first.
 
     A group acts as one axis of their product: whatever a step does over that, it does over them.

@@ -2,7 +2,7 @@
 
 A device has one block of the loop's dim, as of any dim: the iterations of its stages, one stage
 after the other (Narayanan et al. 2021: interleaved stages). In every tensor of the program that
-has the dim, its elements lie so; `Spec.order` tells whoever reads or writes whole arrays. To an
+has the dim, its elements lie so; `Spec.blocks` tells whoever reads or writes whole arrays. To an
 operator for which no element's index counts this is all the same, others are refused.
 """
 

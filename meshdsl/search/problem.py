@@ -49,7 +49,7 @@ AGAIN = 32
 """Plans that a second process keeps: what a rule is good for is asked after what is best."""
 
 Answer = tuple[int, float] | dict[str, object]
-"""Where a walk ended (`sending.Beyond`), or the figures of its plan."""
+"""Where a walk ended (`lower_bounds.Beyond`), or the figures of its plan."""
 
 
 class Question(NamedTuple):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from meshdsl.backends.runtime.values import source_rank
+from meshdsl.cli.app import app
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.pipeline import Options, compile_source
@@ -147,3 +153,41 @@ def test_on_few_axes_nothing_is_said_of_it(reduce: str) -> None:
     report, why = explained(3, reduce)
     assert "bounded" not in report
     assert "alternative tried" not in why
+
+
+UNLIKE = {
+    "a: 2, b: 3, c: 3, z: 2": "x: m -> a, x: n -> b, y: m -> z, y: n -> c",
+    "a: 2, b: 2, z: 4, q: 2": "x: m -> (a, b), x: n -> q, y: m -> z",
+    "a: 4, b: 2, c: 2, d: 2": "x: m -> a, x: n -> b, y: m -> (c, d)",
+}
+"""Axes that change places with others of other sizes."""
+
+
+@pytest.mark.parametrize(("m", "n"), [(12, 12), (8, 4), (5, 12)])
+@pytest.mark.parametrize("axes", UNLIKE)
+def test_axes_of_other_sizes_change_places(axes: str, m: int, n: int, tmp_path: Path) -> None:
+    """Blocks that are moved are the right ones, also where sizes do not divide."""
+    path = tmp_path / "moved.mdsl"
+    path.write_text(
+        f"dim m = {m}, n = {n}\nmesh big = {{ {axes} }}\nlayout l {{ {UNLIKE[axes]} }}\n"
+        "program p(x[m, n]) {\n  y = x * 2.0\n  return y\n}\n"
+    )
+    ran = CliRunner().invoke(app, ["run", str(path), "--verify"])
+    assert ran.exit_code == 0, ran.output
+    assert "verified" in ran.output
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 3, 2), (2, 2, 4, 2), (4, 2, 2, 3)])
+def test_a_permute_moves_each_block_once(sizes: tuple[int, ...]) -> None:
+    """Of any two ways to split two dims equally often, every device has one source."""
+    mesh = dict(zip("abcd", sizes, strict=True))
+    ways: dict[tuple[int, int], list[dict[str, tuple[str, ...]]]] = {}
+    for count in range(5):
+        for axes in itertools.permutations(mesh, count):
+            for cut in range(count + 1):
+                splits = {"m": axes[:cut], "n": axes[cut:]}
+                parts = (math.prod(mesh[a] for a in over) for over in splits.values())
+                ways.setdefault((next(parts), next(parts)), []).append(splits)
+    ranks = range(math.prod(sizes))
+    for before, after in (pair for each in ways.values() for pair in itertools.pairwise(each)):
+        assert sorted(source_rank(mesh, rank, before, after) for rank in ranks) == [*ranks]
