@@ -119,13 +119,24 @@ class BlockText:
     def message(self, var: Var) -> str:
         """Text of the local shape of a message; a list by micro-batch where these differ."""
         pipe, names = self.pipe, var.local.names
+        sizes = [self._extent_held(var, dim) for dim in names]
         if pipe.cut is None or not pipe.cut.sizes:
-            return self.shape(var)
+            return tuple_text(sizes)
         cut = [pipe.cut.axis in var.placement.axes_of(dim) for dim in names]
         if not any(cut):
-            return self.shape(var)
-        sizes = ["n" if c else self.extent(var, dim) for c, dim in zip(cut, names, strict=True)]
+            return tuple_text(sizes)
+        sizes = ["n" if c else size for c, size in zip(cut, sizes, strict=True)]
         return f"[{tuple_text(sizes)} for n in {tuple_text(pipe.cut.sizes)}]"
+
+    def _extent_held(self, var: Var, dim: str) -> str:
+        """Text of the local size of a dim, or of the window in its place."""
+        if all(window.dim != dim for window in var.placement.windows):
+            return self.extent(var, dim)
+        held = var.placement.held(dim, var.type.size(dim), self.mesh)
+        sizes = [stop - start for start, stop in held]
+        if len({*sizes}) == 1:
+            return str(sizes[0])
+        return f"{tuple_text([*map(str, sizes)])}[{self.index(var.placement.axes_of(dim))}]"
 
     def offset(self, dim: str, var: Var) -> str:
         """Text of the index that this device's block of a dim begins at, which `var` has."""

@@ -214,10 +214,17 @@ def _sent_by(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -
 
 
 def _of_other_sizes(step: Step, type_: TensorType, mesh: Mesh) -> frozenset[str]:
-    """The axes of dims whose blocks differ in size, before or after; those in time too."""
+    """The axes of dims of which devices have more or less, before or after; those in time too."""
     ends = (step.before, step.after)
-    uneven = (axes for p in ends for d, axes in p.splits if p.is_uneven(d, type_.size(d), mesh))
+    uneven = (axes for p in ends for d, axes in p.splits if _differ(p, d, type_.size(d), mesh))
     return frozenset(itertools.chain.from_iterable(uneven))
+
+
+def _differ(p: Placement, dim: str, size: int, mesh: Mesh) -> bool:
+    """Whether the blocks of a dim, or the windows in their place, differ in size."""
+    if all(window.dim != dim for window in p.windows):
+        return p.is_uneven(dim, size, mesh)
+    return len({stop - start for start, stop in _held(p, dim, size, mesh)}) > 1
 
 
 def _permuted(step: Step, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]) -> Iterator[int]:
@@ -281,10 +288,22 @@ def _extents_along(
     p: Placement, type_: TensorType, mesh: Mesh, axes: tuple[str, ...]
 ) -> Iterator[tuple[int, ...]]:
     """The local sizes of the dims on each device along `axes`, the first ones along all others."""
+    windows = {window.dim for window in p.windows}
     sizes = (
-        _extent_along(mesh, dim.name, dim.size, p.axes_of(dim.name), axes) for dim in type_.dims
+        _window_along(p, dim.name, dim.size, mesh, axes)
+        if dim.name in windows
+        else _extent_along(mesh, dim.name, dim.size, p.axes_of(dim.name), axes)
+        for dim in type_.dims
     )
     return zip(*sizes, strict=True) if type_.dims else itertools.repeat((), mesh.size(*axes))
+
+
+def _window_along(
+    p: Placement, dim: str, size: int, mesh: Mesh, axes: tuple[str, ...]
+) -> tuple[int, ...]:
+    """The sizes of the windows of a dim on each device along `axes`."""
+    sizes = [stop - start for start, stop in _held(p, dim, size, mesh)]
+    return tuple(sizes[number] for number in numbers_over(mesh, axes, p.axes_of(dim)))
 
 
 @functools.lru_cache(maxsize=1 << 14)
