@@ -221,6 +221,11 @@ class Cuts:
         for node in nodes:
             at = self.at[node]
             if not over.keys().isdisjoint(reads_of(node)):
+                # A loop that goes on in the memory of an earlier one has its new name, too.
+                carried = _carried_over(node, over, None) if isinstance(node, DeviceLoop) else {}
+                moved = carried.keys() & position_of.keys()
+                position_of.update((carried[v], position_of[v]) for v in moved)
+                over |= carried
                 node = renamed(node, over)
             here = self.found.stage(at) if at != FREE else None
             away = [

@@ -540,3 +540,41 @@ def test_a_number_is_no_value_of_a_setting(name: str, setting: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         compiled(text, f"{name}:2", f"{setting} = 1", "").checked()
     assert [d.code for d in caught.value.diagnostics] == ["MD0314"]
+
+
+IN_A_ROW = """
+dim b = 8, m = 6, first = 2, second = 3, third = 2
+program p(x[b, m], t[b, m]) {
+  param v[m]
+  repeat first {
+    param w1[m]
+    x = tanh(x * w1)
+  }
+  a = t * v
+  repeat second {
+    param w2[m]
+    a = tanh(a * w2 + x)
+  }
+  d = a
+  repeat third {
+    param w3[m]
+    d = tanh(d * w3 + x)
+  }
+  y = d * v
+  loss = mean(square(y))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+"""Loops that go on with what the one before has left; the decoder's are two, as in the docs."""
+
+
+@pytest.mark.parametrize(
+    "rules", ["y: pipe = 1", "a: pipe = 1, y: pipe = 2", "a: pipe = 1, d: pipe = 2"]
+)
+@pytest.mark.parametrize(
+    "use", ["gpipe[b](2)", "one_f_one_b[b](4, recompute=stage)", "zb_h1[b](4)"]
+)
+def test_loops_in_a_row(rules: str, use: str) -> None:
+    stages = 2 + ("2" in rules)
+    hold(compiled(IN_A_ROW, f"pipe:{stages}", rules, f"with {use}"), IN_A_ROW)
