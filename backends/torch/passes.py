@@ -152,18 +152,24 @@ class PassText:
         """The identifiers of variables, each once."""
         return list(dict.fromkeys(self.state.identifier(v) for v in variables))
 
+    def _kept(self, variables: Iterable[Var]) -> list[str]:
+        """What is kept of variables: no view that has the name of a parameter or a state."""
+        program = self.state.program
+        stored = {*self.names((*program.params, *program.states))}
+        return [name for name in self.names(variables) if name not in stored]
+
     def put_in(self, keeper: str, kept: list[Var]) -> None:
         """Write that a pass keeps variables for a later one."""
-        if kept:
+        if names := self._kept(kept):
             self.out.place = ""
-            names = ", ".join(map(self.out.mention, self.names(kept)))
-            self.out.statement(f"{keeper}[{self.arguments}] = {names}")
+            kept_names = ", ".join(map(self.out.mention, names))
+            self.out.statement(f"{keeper}[{self.arguments}] = {kept_names}")
 
     def take_from(self, keeper: str, kept: list[Var]) -> None:
         """Write that a pass takes what an earlier one has kept."""
-        if kept:
+        if names := self._kept(kept):
             self.out.place = ""
-            self.out.assign(self.names(kept), f"{keeper}.pop({self.key})")
+            self.out.assign(names, f"{keeper}.pop({self.key})")
 
 
 def _summed(node: Pipeline) -> Iterator[Var]:

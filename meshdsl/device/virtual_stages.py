@@ -73,7 +73,9 @@ class _Chunks:
         self, mesh: Mesh, loop: DeviceLoop, pipe: Piped, axes: tuple[str, ...], names: Names
     ) -> None:
         self.mesh, self.micro, self.pipe, self.axes, self.names = mesh, loop, pipe, axes, names
-        self.totals = {c.inside.name: c.inside for c in loop.carries}
+        # What is added up in place, all of it or the row of a micro-batch.
+        sums = (*(c.inside for c in loop.carries), *(s.inside for s in loop.stacked))
+        self.totals = {var.name: var for var in sums}
         self.own = {v for node in every(loop.body) for v in node.makes}
         self.new: dict[Var, Var] = {}
         self.rows: dict[Var, Var] = {}

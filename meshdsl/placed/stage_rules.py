@@ -324,6 +324,8 @@ class _Stages:
                 self.batch.update(makes)
                 before = [self.stages[v] for v in reads if v in made and v in self.stages]
                 stage = self._backward_stage(node, before)
+                if isinstance(node, NamedLoop) and stage is not None:
+                    self._check_return(node, stage, [v for v in reads if v in made])
                 self.stages.update({} if stage is None else dict.fromkeys(makes, stage))
             made.update(makes)
         late: dict[Value, int] = {}
@@ -335,6 +337,22 @@ class _Stages:
             self.stages.update(dict.fromkeys(makes_of(node), max(stages)))
             for value in made.intersection(reads_of(node)):
                 late[value] = max(late.get(value, 0), max(stages))
+
+    def _check_return(self, loop: NamedLoop, stage: int, gradients: list[Value]) -> None:
+        """Refuse a loop whose backward pass goes on with the gradient of an earlier stage.
+
+        What the loop has kept for it is on its own stage. Raises MD0330.
+        """
+        assert loop.origin is not None, "a loop of the backward pass has an origin"
+        own = self.stages.get(loop.origin.of)
+        if own is None or own <= stage:
+            return
+        first = next(v for v in gradients if self.stages.get(v) == stage)
+        name = f"`{first.source.label}`" if first.source.name else "a value"
+        message = f"{name} is used on stage {stage} behind the loop that reads it on stage {own}"
+        help = f"use {name} before the loop: gradients are added up from the last use to the first"
+        where = Related(first.span, f"its gradient begins here, on stage {stage}")
+        fail("MD0330", message, loop.span, where, help=help)
 
     def _backward_stage(self, node: Node, before: list[int]) -> int | None:
         """The stage of the operator that a node is for, which reads nothing of earlier stages.

@@ -91,3 +91,25 @@ def test_what_is_returned_of_each(case: Case) -> None:
     assert all(np.isfinite(v).all() for v in run.outputs.values())
     hold_bytes(run, made)
     assert not run.disagreements()
+
+
+ROWS = """
+dim batch = 4, d = 2, layers = 4
+program p(x[batch, d]) {
+  repeat layers {
+    param w[d]
+    x = tanh(x * w)
+    h = x
+  }
+  loss = mean(square(x))
+  return loss, h
+  minimize loss with sgd(lr=0.1, accumulate=2)
+}
+"""
+
+
+@pytest.mark.parametrize("use", ["interleaved(chunks=2)", "zb_v", "breadth_first(chunks=2)"])
+def test_what_each_layer_returns(use: str) -> None:
+    """A device has the rows of several stages, of each batch."""
+    made = compiled(ROWS, "pipe:2", "layers -> pipe", f"with {use}")
+    hold_to(results(run_local(made.text, seed=4)), on_one_device(ROWS))

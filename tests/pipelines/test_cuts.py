@@ -578,3 +578,54 @@ program p(x[b, m], t[b, m]) {
 def test_loops_in_a_row(rules: str, use: str) -> None:
     stages = 2 + ("2" in rules)
     hold(compiled(IN_A_ROW, f"pipe:{stages}", rules, f"with {use}"), IN_A_ROW)
+
+
+AGAIN = """
+dim b = 4, d = 2, n = 2
+program p(x[b, d], t[b, d]) {
+  param a[d]
+  e = tanh(x * a)
+  BEFORE
+  y = t
+  repeat n {
+    param w[d]
+    y = tanh(y * w + e)
+  }
+  loss = mean(square(y)) + AFTER
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+def test_what_a_loop_of_a_later_stage_reads_is_used_before_it() -> None:
+    """Its gradient is added up from the last use to the first; the help is what works."""
+    behind = AGAIN.replace("BEFORE\n", "\n").replace("AFTER", "0.1 * mean(square(e))")
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(behind, "pipe:2", "y: pipe = 1", "with gpipe[b](2)").checked()
+    (found,) = caught.value.diagnostics
+    assert found.code == "MD0330"
+    assert "use `e` before the loop" in (found.help or "")
+    first = AGAIN.replace("BEFORE", "far = 0.1 * mean(square(e))").replace("AFTER", "far")
+    hold(compiled(first, "pipe:2", "y: pipe = 1", "with gpipe[b](2)"), first)
+
+
+VIEW = """
+dim batch = 4, a = 2, d = 4, m = 2, e = 3
+program p(x[batch, a, d], k[m, e]) {
+  param w[a, d]
+  param u[d]
+  y = tanh(x * w)
+  q = attention[d, m](w, w[a -> m], k)
+  z = tanh(y * w)
+  loss = mean(z * u) + mean(y * q)
+  return loss
+  minimize loss with sgd(lr=0.1, accumulate=2)
+}
+"""
+
+
+@pytest.mark.parametrize("use", ["gpipe", "one_f_one_b", "zb_h1"])
+def test_a_view_of_a_parameter_is_not_kept(use: str) -> None:
+    """Under its name, that would hide the parameter from the other stage."""
+    hold(compiled(VIEW, "pipe:2", "z: pipe = 1", f"with {use}"), VIEW)
