@@ -222,7 +222,7 @@ class Cuts:
             at = self.at[node]
             if not over.keys().isdisjoint(reads_of(node)):
                 # A loop that goes on in the memory of an earlier one has its new name, too.
-                carried = _carried_over(node, over, None) if isinstance(node, DeviceLoop) else {}
+                carried = _carried_over(node, over, None)
                 moved = carried.keys() & position_of.keys()
                 position_of.update((carried[v], position_of[v]) for v in moved)
                 over |= carried
@@ -346,7 +346,7 @@ class Cuts:
         return [placed for _, placed in sorted(keyed, key=lambda item: item[0])]
 
 
-def _carried_over(loop: DeviceLoop, new: Mapping[Var, Var], fresh: Names | None) -> dict[Var, Var]:
+def _carried_over(loop: Node, new: Mapping[Var, Var], fresh: Names | None) -> dict[Var, Var]:
     """What a loop carries under the name of its initial value, under that of what has arrived.
 
     Or under a `fresh` one.

@@ -324,7 +324,7 @@ class _Stages:
                 self.batch.update(makes)
                 before = [self.stages[v] for v in reads if v in made and v in self.stages]
                 stage = self._backward_stage(node, before)
-                if isinstance(node, NamedLoop) and stage is not None:
+                if node.body and stage is not None:
                     self._check_return(node, stage, [v for v in reads if v in made])
                 self.stages.update({} if stage is None else dict.fromkeys(makes, stage))
             made.update(makes)
@@ -338,7 +338,7 @@ class _Stages:
             for value in made.intersection(reads_of(node)):
                 late[value] = max(late.get(value, 0), max(stages))
 
-    def _check_return(self, loop: NamedLoop, stage: int, gradients: list[Value]) -> None:
+    def _check_return(self, loop: Node, stage: int, gradients: list[Value]) -> None:
         """Refuse a loop whose backward pass goes on with the gradient of an earlier stage.
 
         What the loop has kept for it is on its own stage. Raises MD0330.

@@ -183,14 +183,12 @@ def _layouts(problem: Problem, method: Method) -> tuple[Rules, ...]:
         return ()
     loops = {dim.name for dim in _loops(problem.program)}
     axes = {axis for axis, size in problem.mesh.axes if size > 1}
-    conventional = (
-        r for r in practised(problem.space) if axes <= {a for one in r for a in one.axes}
-    )
-    found, known = (
+    over_all = (r for r in practised(problem.space) if axes <= {a for one in r for a in one.axes})
+    best, conventional = (
         dict.fromkeys(tuple(r for r in rules if r.axes and r.dim not in loops) for rules in each)
-        for each in ((plan.rules for plan in plans), conventional)
+        for each in ((plan.rules for plan in plans), over_all)
     )
-    layouts = tuple(dict.fromkeys((*[*found][:STARTS], *[*known][:PRACTISED])))
+    layouts = tuple(dict.fromkeys((*[*best][:STARTS], *[*conventional][:PRACTISED])))
     if not problem.expired():
         problem.known_splits[key] = layouts
     return layouts
